@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Paged decode: one new token of each sequence attends the sequence's keys through a block table.
+//
+//   s_j = scale * k_scale * (q . k_j), then softcap, for every attended key j
+//   o   = v_scale * sum_j e^(s_j) v_j / (sum_j e^(s_j) + e^(sink))
+//   lse = ln(sum_j e^(s_j) + e^(sink))
+//
+// Attended are the keys max(0, len - window) .. len - 1; window 0 means all of them. The sink is added
+// once, whatever the window and however the keys were cut into pieces.
+//
+// Numbers: scores and row sums in FP32 (the host executor: double), weights rounded to q's type before
+// they meet V, one division and one rounding at the end. With u = the unit roundoff of q's type, A =
+// sum_j p_j |v_j| and S = the largest scale * k_scale * sum_d |q_d k_d| over the attended keys:
+//   |o - exact| <= u |exact| + (u + 2^-15 + 2^-21 S) A          |lse - exact| <= 2^-15 + 2^-21 S
+// (FP16 adds 2^-25 B + 2^-25, B = sum_j |v_j| / sum_j e^(s_j - max s).) The host executor meets
+// u |exact| + 2^-20 A.
+//
+// NaN and infinity in an attended key or value, or in q, reach the output; those in other keys never do.
+// A score of -inf weighs 0. A sequence of length 0 gives o = 0 and lse = the sink, or -inf without one.
+#ifndef ATTN_DECODE_H
+#define ATTN_DECODE_H
+
+#include "common.h"
+#include "device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct attn_decode_params {
+    // sizeof(struct attn_decode_params).
+    uint32_t size;
+    // Type of q and o: BF16 or FP16. Type of k_pool and v_pool: as q, or E4M3.
+    enum attn_dtype q_dtype, kv_dtype;
+    // Sequences; 0 is fine and enqueues nothing.
+    int32_t batch;
+    // Query tokens a sequence: 1.
+    int32_t q_len;
+    // num_q_heads is a multiple of num_kv_heads; query head h reads KV head h / (num_q_heads /
+    // num_kv_heads).
+    int32_t num_q_heads, num_kv_heads;
+    // 64, 128, 256 on a GPU; a multiple of 16 up to 512 on the host.
+    int32_t head_dim;
+    // Tokens of a page; any from 1 up.
+    int32_t page_size;
+    // Columns of block_table.
+    int32_t max_pages_per_seq;
+    // Pages in k_pool and in v_pool: valid page ids are 0 .. num_pages - 1.
+    int64_t num_pages;
+
+    // [batch, num_q_heads, head_dim], 16-byte aligned.
+    const void *q;
+    // Elements between two sequences of q, a multiple of 16 bytes. 0: num_q_heads * head_dim.
+    int64_t q_stride;
+    // [batch, num_q_heads, head_dim], dense, 16-byte aligned. Must not overlap an input.
+    void *o;
+
+    // [num_pages, page_size, num_kv_heads, head_dim], 16-byte aligned. V may lie in the same pool as K.
+    const void *k_pool, *v_pool;
+    // Elements between two pages, two tokens of a page, two heads of a token; multiples of 16 bytes.
+    // All three 0: dense, as in the shape above. Head-major pools are a matter of strides.
+    int64_t k_page_stride, k_token_stride, k_head_stride;
+    int64_t v_page_stride, v_token_stride, v_head_stride;
+
+    // [batch, max_pages_per_seq]: the page of token t of sequence b is block_table[b][t / page_size].
+    // Entries wholly left of the window, and at or past ceil(len / page_size), may hold anything.
+    const int32_t *block_table;
+    // [batch]: keys of each sequence, the current token included. 0: padding.
+    const int32_t *seq_lens;
+
+    // [num_q_heads] FP32, natural-log units, not scaled; NULL: none. -inf is the same as none.
+    const float *sinks;
+    // [batch, num_q_heads] FP32, natural log, sink included; NULL: not wanted.
+    float *lse;
+
+    // Multiplies q . k; usually 1 / sqrt(head_dim). Finite.
+    float scale;
+    // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, not negative.
+    float softcap;
+    // Keys attended, the current one included. 0: all.
+    int32_t window;
+    // Real K = k_scale * k_pool, real V = v_scale * v_pool. Finite.
+    float k_scale, v_scale;
+    // [num_kv_heads] FP32 in device memory, instead of the two above; NULL: none. Both or neither.
+    const float *k_scales, *v_scales;
+
+    // Policy legacy only: the largest batch the caller will ever pass, at least batch. Else ignored.
+    int32_t max_decode_seqs;
+
+    // At least attn_decode_workspace bytes, 256-byte aligned; any contents. NULL if that is 0.
+    void *workspace;
+    size_t workspace_bytes;
+    // At least attn_decode_counters words, 0 before their first use; the call leaves them at 0. One
+    // set for each stream with calls in flight. NULL if that is 0.
+    int32_t *counters;
+
+    // One int32 in device memory, set to INT32_MAX by the caller; NULL: not wanted. Lowered to the
+    // smallest index of a sequence whose length is below 0 or past its table, or with a page id
+    // outside the pool among the attended keys. Such lengths are clamped; such keys count as absent.
+    int32_t *fault;
+};
+
+// Everything 0 or NULL, except size, q_len 1, and the scales 1.
+#define ATTN_DECODE_PARAMS_INIT attn_decode_params_init()
+
+// What ATTN_DECODE_PARAMS_INIT stands for.
+// Thread-safety: pure.
+static inline struct attn_decode_params attn_decode_params_init(void)
+{
+    struct attn_decode_params params;
+    unsigned char *const bytes = (unsigned char *) &params;
+    for (size_t i = 0; i < sizeof(params); i++) bytes[i] = 0;
+    params.size = (uint32_t) sizeof(params);
+    params.q_len = 1;
+    params.scale = 1.0f;
+    params.k_scale = 1.0f;
+    params.v_scale = 1.0f;
+    return params;
+}
+
+// The part of a call that sizes depend on: the largest that the caller will pass. Fields as in
+// attn_decode_params.
+struct attn_decode_shape {
+    // sizeof(struct attn_decode_shape).
+    uint32_t size;
+    enum attn_dtype q_dtype, kv_dtype;
+    int32_t batch, q_len;
+    int32_t num_q_heads, num_kv_heads, head_dim;
+    int32_t page_size, max_pages_per_seq;
+    int32_t window;
+    int32_t max_decode_seqs;
+};
+
+// How a call of a shape would run.
+struct attn_decode_plan {
+    // sizeof(struct attn_decode_plan), set by the caller; no more than that is written.
+    uint32_t size;
+    // The kernel: a row of the pack's table; "host executor" on the host.
+    const char *kernel;
+    // Pieces a sequence (0: by length), and keys of a piece under policy chunk (0: not chunk).
+    int32_t num_splits;
+    int32_t chunk_keys;
+    // Blocks, threads of a block, and dynamic shared memory of a block in bytes; 0 on the host.
+    int32_t grid, block, smem_bytes;
+    size_t workspace_bytes;
+    int32_t num_counters;
+    // For sequences of `max_pages_per_seq * page_size` keys each, the window considered: bytes of K and
+    // V that have to be read, bytes of everything else, and floating-point operations.
+    double kv_bytes, other_bytes, flops;
+};
+
+// Fills *plan. ATTN_ERROR_INVALID: a rule of the shape is broken. ATTN_ERROR_UNSUPPORTED: legal, but no
+// kernel of this target accepts it.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_decode_plan(const struct attn_device *device,
+                                           const struct attn_decode_shape *shape,
+                                           struct attn_decode_plan *plan);
+
+// The workspace, in bytes, that calls up to this shape need, whatever the lengths turn out to be.
+// Status as attn_decode_plan; *bytes is 0 on failure.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_decode_workspace(const struct attn_device *device,
+                                                const struct attn_decode_shape *shape,
+                                                size_t *bytes);
+
+// The counters, in int32 words, that calls up to this shape need. Status as attn_decode_plan; *count is
+// 0 on failure.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_decode_counters(const struct attn_device *device,
+                                               const struct attn_decode_shape *shape,
+                                               int32_t *count);
+
+// Enqueues zeroing of `count` counters: after a launch that was aborted. On the host: zeroes them.
+// ATTN_ERROR_INVALID: counters is NULL and count is not 0, or count is negative.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_decode_reset_counters(struct attn_device *device, int32_t *counters,
+                                                     int32_t count, attn_stream stream);
+
+// Enqueues the operation on `stream` and returns at once; `params` need only live until then, everything
+// it points to until the work is done. On the host: computes it.
+// ATTN_ERROR_INVALID: a rule above is broken; nothing was enqueued, nothing written.
+// ATTN_ERROR_UNSUPPORTED: legal, but no kernel of this target accepts it.
+// ATTN_ERROR_NO_DEVICE: the device is a target without a GPU. ATTN_ERROR_DRIVER: the launch failed.
+// Source of the contract: the Metrale paged-decode kernels.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_decode(struct attn_device *device,
+                                      const struct attn_decode_params *params, attn_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
