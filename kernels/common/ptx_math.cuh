@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Single instructions of arithmetic whose exact form decides bits.
+#pragma once
+
+#include <stdint.h>
+
+// ex2.approx.ftz: 2^x; 2^-inf = 0. PTX ISA, "Floating Point Instructions: ex2".
+static __device__ __forceinline__ float ex2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// lg2.approx.ftz: log2(x); of 0: -inf. PTX ISA, "lg2".
+static __device__ __forceinline__ float lg2(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// max.NaN: NaN if either is NaN. PTX ISA, "max".
+static __device__ __forceinline__ float max_nan(float a, float b)
+{
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
+// cvt.rn.bf16x2: low half from `low`. PTX ISA, "cvt".
+static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+{
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}

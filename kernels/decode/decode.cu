@@ -1,0 +1,634 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Paged decode: o = softmax(scale * q k^T) v for one query token of each sequence.
+//
+// The arithmetic, which no schedule changes: keys are cut into leaves of TILE keys at absolute multiples
+// of TILE. A leaf gives its largest score m, the sum l of 2^(score - m), and the weighted sum o of V.
+// Leaves are merged by the binary tree of aligned power-of-two blocks of leaf indices; a block without
+// attended keys is left out. Scores are kept in units of log2.
+//
+// Who does what: one block walks the keys of one (sequence, KV head, group of ROWS query rows), a leaf at
+// a time. For S^T = K Q^T a warp takes 16 keys; for O^T = V^T P^T it takes HEAD_DIM / WARPS columns of
+// V, over all keys of the leaf: so each thread holds its part of o for good, and merging two blocks of
+// the tree needs no other thread. What warps exchange is the largest score and P, through shared memory.
+//
+// Step t of a block, with two barriers:
+//   A   largest scores of leaf t are visible; K(t) and V(t - 1) are read: their places in the ring are free
+//       fetch(...)      start loading two tiles into them
+//       weigh           P(t) from the scores, into shared memory
+//   B   P(t) is visible, V(t) and K(t + 1) have arrived
+//       accumulate      o(t) = V(t)^T P(t)^T
+//       score           scores of leaf t + 1
+//       merge           o(t) into the tree
+//
+// Bound by memory: every K and V byte is read once. 64 sequences of 8192 keys, 8 KV heads, HEAD_DIM 128
+// are 2.15 GB, 0.45 ms at 4.8 TB/s; arithmetic is two 16-bit MMAs of 8 columns a 16x16 block of K or V.
+//
+// Shared memory: ring of STAGES tiles (K(0), V(0), K(1), V(1), ... in turn; rows padded by 16 bytes, so
+// that the 8 rows of an ldmatrix lie in different banks), P, the row offsets of the tiles to come, which
+// of their keys are attended, and one float a warp and row for reductions.
+
+#include "common/ptx_copy.cuh"
+#include "common/ptx_math.cuh"
+#include "common/ptx_matrix.cuh"
+#include "decode/decode_params.h"
+
+constexpr int HEAD_DIM = ROW_HEAD_DIM;
+constexpr int ROWS = ROW_ROWS;
+constexpr int TILE = ROW_TILE;
+constexpr int WARPS = ROW_WARPS;
+constexpr int STAGES = ROW_STAGES;
+
+constexpr int THREADS = WARPS * 32;
+constexpr int ROW_BLOCKS = ROWS / 8;
+constexpr int SCORE_WARPS = TILE / 16 < WARPS ? TILE / 16 : WARPS;
+constexpr int SCORE_GROUPS = TILE / 16 / SCORE_WARPS;
+constexpr int DIM_BLOCKS = HEAD_DIM / 16 / WARPS;
+constexpr int DIM_STEPS = HEAD_DIM / 16;
+constexpr int KEY_STEPS = TILE / 16;
+constexpr int PITCH = HEAD_DIM + 8;
+constexpr int P_PITCH = TILE + 8;
+// 16-byte pieces of a key, and keys that the block loads at once.
+constexpr int PIECES = HEAD_DIM / 8;
+constexpr int KEYS_AT_ONCE = THREADS / PIECES;
+// Row offsets are ready this many leaves ahead of the one that is scored.
+constexpr int LEAD = STAGES / 2;
+constexpr int OFFSET_BUFFERS = 4;
+constexpr int VISIBLE_BUFFERS = 8;
+constexpr int LEVELS = ATTN_DECODE_REGISTER_LEVELS;
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
+// Weights are 2^(score - m - SHIFT): so a sum of 2^16 values of V stays finite, however large they are.
+constexpr float SHIFT = 16.0f;
+
+struct smem {
+    uint16_t ring[STAGES][TILE][PITCH];
+    uint16_t p[ROWS][P_PITCH];
+    // Offsets of the K and the V row of each key, in bytes from the head's base; negative: not loaded.
+    int64_t offset[OFFSET_BUFFERS][TILE][2];
+    uint32_t visible[VISIBLE_BUFFERS][TILE / 32];
+    float reduce[2][WARPS][ROWS];
+};
+
+static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
+static_assert(TILE % 32 == 0 && (TILE & (TILE - 1)) == 0, "a leaf is a power of two, whole ballot words");
+static_assert(TILE <= THREADS, "one thread looks up each key of a tile");
+static_assert(HEAD_DIM % (16 * WARPS) == 0, "each warp owns whole 16-column blocks of V");
+static_assert(KEY_STEPS % SCORE_WARPS == 0, "each scoring warp owns whole 16-key groups");
+static_assert(THREADS % PIECES == 0 && TILE % KEYS_AT_ONCE == 0, "a tile loads in whole rounds");
+static_assert(STAGES >= 4, "fewer tiles leave nothing in flight while a leaf is scored");
+static_assert(LEAD + 2 <= VISIBLE_BUFFERS, "attended bits live from lookup to scoring");
+static_assert(LEVELS == 3, "struct tree spells the register levels out");
+
+static_assert(sizeof(smem) <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
+
+// A block of the merge tree, as one thread holds it: columns 2t and 2t + 1 of each 8 rows.
+struct block {
+    float o[DIM_BLOCKS][ROW_BLOCKS][4];
+    float m[ROW_BLOCKS][2];
+    float l[ROW_BLOCKS][2];
+};
+
+// Pending left halves of the merge tree; bit i of `present`: level i holds one. The first three levels
+// are fields of their own, since an array would be moved to local memory.
+struct tree {
+    block level_0, level_1, level_2;
+    uint32_t present;
+    float *g_stack;
+};
+
+// What a block of threads works on.
+struct work {
+    // K and V of the head.
+    const unsigned char *g_k, *g_v;
+    const int32_t *g_table;
+    int32_t sequence;
+    // Attended keys, the first leaf, and how many leaves.
+    int32_t start, len;
+    int32_t first_leaf, num_leaves;
+    // Multiplies q . k: in units of log2 without a softcap, natural with one.
+    float scale;
+    // 1 / softcap.
+    float inverse_cap;
+};
+
+static __device__ __forceinline__ float finite_or_zero(float m)
+{
+    return m == -INFINITY ? 0.0f : m;
+}
+
+static __device__ __forceinline__ void report_fault(const attn_decode_args &args, int32_t sequence)
+{
+    if (args.fault) atomicMin(args.fault, sequence);
+}
+
+// ---- lookup: block table -> row offsets
+
+// Leaves looked up beyond the last one may wrap; the callers' bounds tell them apart.
+static __device__ __forceinline__ int32_t key_of_thread(const work &w, int leaf)
+{
+    return (int32_t) ((uint32_t) (w.first_leaf + leaf) * TILE + threadIdx.x);
+}
+
+// Where this thread's key of a leaf lies: its table entry, and its place in the page.
+struct place {
+    int32_t page, slot;
+};
+
+static __device__ __forceinline__ bool is_attended(const work &w, int leaf, int32_t key)
+{
+    return threadIdx.x < TILE && leaf < w.num_leaves && key >= w.start && key < w.len;
+}
+
+// Page -1 for keys that are not attended: their table entries are not looked at.
+static __device__ __forceinline__ place lookup(const attn_decode_args &args, const work &w, int leaf)
+{
+    const int32_t key = key_of_thread(w, leaf);
+    place at = {-1, 0};
+    if (is_attended(w, leaf, key)) {
+        const uint32_t index = (uint32_t) key / (uint32_t) args.page_size;
+        at.page = __ldg(w.g_table + index);
+        at.slot = key - index * args.page_size;
+    }
+    return at;
+}
+
+// Turns the place into offsets and the attended bit, where the block's loads and scores find them.
+static __device__ __forceinline__ void publish(const attn_decode_args &args, const work &w, smem &s,
+                                               int leaf, place at)
+{
+    if (threadIdx.x >= TILE || leaf >= w.num_leaves) return;
+
+    const bool attended = is_attended(w, leaf, key_of_thread(w, leaf));
+    const bool valid = attended && at.page >= 0 && at.page < args.num_pages;
+    int64_t *const s_offset = s.offset[leaf % OFFSET_BUFFERS][threadIdx.x];
+    s_offset[0] = valid ? (at.page * args.k_page_stride + at.slot * args.k_token_stride) * 2 : -1;
+    s_offset[1] = valid ? (at.page * args.v_page_stride + at.slot * args.v_token_stride) * 2 : -1;
+
+    const uint32_t bits = __ballot_sync(~0u, valid);
+    if (threadIdx.x % 32 == 0) s.visible[leaf % VISIBLE_BUFFERS][threadIdx.x / 32] = bits;
+    if (attended && !valid) report_fault(args, w.sequence);
+}
+
+// ---- fetch: tile number `half` of K(0), V(0), K(1), ... into the ring, as one group of copies
+
+static __device__ __forceinline__ void fetch(const work &w, smem &s, int half)
+{
+    const int leaf = half / 2;
+    const int is_v = half % 2;
+    if (leaf < w.num_leaves) {
+        const int piece = threadIdx.x % PIECES;
+        const int first = threadIdx.x / PIECES;
+        const unsigned char *const g_piece = (is_v ? w.g_v : w.g_k) + piece * 16;
+        const int64_t *const s_offset = &s.offset[leaf % OFFSET_BUFFERS][first][is_v];
+        const uint32_t s_tile = shared_address(&s.ring[half % STAGES][first][piece * 8]);
+#pragma unroll
+        for (int i = 0; i < TILE / KEYS_AT_ONCE; i++) {
+            // Of a negative offset nothing is read.
+            const int64_t offset = s_offset[i * KEYS_AT_ONCE * 2];
+            const uint32_t bytes = (int32_t) (offset >> 32) < 0 ? 0 : 16;
+            cp_async_16(s_tile + i * KEYS_AT_ONCE * PITCH * 2, g_piece + offset, bytes);
+        }
+    }
+    cp_async_commit();
+}
+
+// ---- score: S^T = K Q^T of this warp's keys, and their largest
+
+static __device__ __forceinline__ float cap_score(float x, float cap, float inverse_cap)
+{
+    // tanh by exp, but by its series near 0, where 1 - 2 / (e^2y + 1) would cancel.
+    const float y = x * inverse_cap;
+    const float z = y * y;
+    const float series = y * (1.0f + z * (-1.0f / 3 + z * (2.0f / 15 + z * (-17.0f / 315 + z * (62.0f / 2835)))));
+    const float large = 1.0f - __fdiv_rn(2.0f, ex2(2.0f * LOG2_E * y) + 1.0f);
+    return cap * (fabsf(y) < 0.25f ? series : large);
+}
+
+using scores = float[SCORE_GROUPS][ROW_BLOCKS][4];
+
+static __device__ __forceinline__ void multiply_k(const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2],
+                                                  uint32_t s_keys, float (&sum)[ROW_BLOCKS][4])
+{
+    // Two chains of MMAs, even and odd steps, halve the latency.
+    float odd[ROW_BLOCKS][4] = {};
+#pragma unroll
+    for (int step = 0; step < DIM_STEPS; step++) {
+        uint32_t k[4];
+        ldmatrix_x4(k, s_keys + step * 32);
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+            mma_bf16(step % 2 ? odd[n] : sum[n], k, r_q[n][step][0], r_q[n][step][1]);
+    }
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+        for (int i = 0; i < 4; i++) sum[n][i] += odd[n][i];
+}
+
+static __device__ __forceinline__ void score(const attn_decode_args &args, const work &w, smem &s, int leaf,
+                                             const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2], scores &r_s)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= SCORE_WARPS || leaf >= w.num_leaves) return;
+
+    float largest[ROW_BLOCKS][2];
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) largest[n][0] = largest[n][1] = -INFINITY;
+
+#pragma unroll
+    for (int g = 0; g < SCORE_GROUPS; g++) {
+        const int group = warp * SCORE_GROUPS + g;
+        const uint32_t s_keys =
+            shared_address(&s.ring[leaf * 2 % STAGES][group * 16 + lane % 16][lane / 16 * 8]);
+        const uint32_t visible = s.visible[leaf % VISIBLE_BUFFERS][group / 2] >> (group % 2 * 16 + lane / 4);
+        float sum[ROW_BLOCKS][4] = {};
+        multiply_k(r_q, s_keys, sum);
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float x = sum[n][i] * w.scale;
+                if (args.softcap > 0) x = cap_score(x, args.softcap, w.inverse_cap) * LOG2_E;
+                r_s[g][n][i] = visible >> (i / 2 * 8) & 1 ? x : -INFINITY;
+                largest[n][i % 2] = max_nan(largest[n][i % 2], r_s[g][n][i]);
+            }
+    }
+
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+#pragma unroll
+            for (int delta = 4; delta < 32; delta *= 2)
+                largest[n][c] = max_nan(largest[n][c], __shfl_xor_sync(~0u, largest[n][c], delta));
+        if (lane < 4)
+            *reinterpret_cast<float2 *>(&s.reduce[leaf % 2][warp][n * 8 + lane * 2]) =
+                make_float2(largest[n][0], largest[n][1]);
+    }
+}
+
+// ---- weigh: m and l of the leaf, and P to shared memory
+
+static __device__ __forceinline__ void weigh(smem &s, int leaf, const scores &r_s, block &leaf_block)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        float2 m = make_float2(-INFINITY, -INFINITY);
+#pragma unroll
+        for (int i = 0; i < SCORE_WARPS; i++) {
+            const float2 part =
+                *reinterpret_cast<const float2 *>(&s.reduce[leaf % 2][i][n * 8 + lane % 4 * 2]);
+            m = make_float2(max_nan(m.x, part.x), max_nan(m.y, part.y));
+        }
+        leaf_block.m[n][0] = m.x;
+        leaf_block.m[n][1] = m.y;
+        leaf_block.l[n][0] = leaf_block.l[n][1] = 0.0f;
+        if (warp >= SCORE_WARPS) continue;
+
+        const float base[2] = {finite_or_zero(m.x) + SHIFT, finite_or_zero(m.y) + SHIFT};
+#pragma unroll
+        for (int g = 0; g < SCORE_GROUPS; g++) {
+            float p[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) p[i] = ex2(r_s[g][n][i] - base[i % 2]);
+            leaf_block.l[n][0] += p[0] + p[2];
+            leaf_block.l[n][1] += p[1] + p[3];
+            const uint32_t s_row = shared_address(
+                &s.p[n * 8 + lane % 8][(warp * SCORE_GROUPS + g) * 16 + lane / 8 % 2 * 8]);
+            stmatrix_x2_trans(s_row, pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]));
+        }
+    }
+}
+
+// ---- accumulate: O^T = V^T P^T of this warp's columns
+
+static __device__ __forceinline__ void accumulate(smem &s, int leaf, block &leaf_block)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < DIM_BLOCKS; d++)
+        for (int n = 0; n < ROW_BLOCKS; n++)
+            for (int i = 0; i < 4; i++) leaf_block.o[d][n][i] = 0.0f;
+
+    const int half = leaf * 2 + 1;
+    const uint32_t s_v = shared_address(&s.ring[half % STAGES][lane % 8 + lane / 16 * 8]
+                                               [warp * DIM_BLOCKS * 16 + lane / 8 % 2 * 8]);
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step += 2) {
+        uint32_t p[ROW_BLOCKS][4];
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+            ldmatrix_x4(p[n], shared_address(&s.p[n * 8 + lane % 8][step * 16 + lane / 8 * 8]));
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++)
+#pragma unroll
+            for (int d = 0; d < DIM_BLOCKS; d++) {
+                uint32_t v[4];
+                ldmatrix_x4_trans(v, s_v + ((step + pair) * 16 * PITCH + d * 16) * 2);
+#pragma unroll
+                for (int n = 0; n < ROW_BLOCKS; n++)
+                    mma_bf16(leaf_block.o[d][n], v, p[n][pair * 2], p[n][pair * 2 + 1]);
+            }
+    }
+}
+
+// ---- merge: the tree
+
+// right = left + right. Written with explicit roundings: the same bits wherever it is inlined.
+static __device__ __forceinline__ void merge(const block &left, block &right)
+{
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float m = max_nan(left.m[n][c], right.m[n][c]);
+            const float base = finite_or_zero(m);
+            const float weight_left = ex2(left.m[n][c] - base);
+            const float weight_right = ex2(right.m[n][c] - base);
+            right.m[n][c] = m;
+            right.l[n][c] = __fmaf_rn(left.l[n][c], weight_left, __fmul_rn(right.l[n][c], weight_right));
+#pragma unroll
+            for (int d = 0; d < DIM_BLOCKS; d++)
+#pragma unroll
+                for (int i = c; i < 4; i += 2)
+                    right.o[d][n][i] = __fmaf_rn(left.o[d][n][i], weight_left,
+                                                 __fmul_rn(right.o[d][n][i], weight_right));
+        }
+}
+
+static __device__ __forceinline__ void store_level(float *g_level, const block &b)
+{
+#pragma unroll
+    for (int d = 0; d < DIM_BLOCKS; d++)
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+            reinterpret_cast<float4 *>(g_level)[(d * ROW_BLOCKS + n) * THREADS + threadIdx.x] =
+                make_float4(b.o[d][n][0], b.o[d][n][1], b.o[d][n][2], b.o[d][n][3]);
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+        reinterpret_cast<float4 *>(g_level)[(DIM_BLOCKS * ROW_BLOCKS + n) * THREADS + threadIdx.x] =
+            make_float4(b.m[n][0], b.m[n][1], b.l[n][0], b.l[n][1]);
+}
+
+static __device__ __forceinline__ void load_level(const float *g_level, block &b)
+{
+#pragma unroll
+    for (int d = 0; d < DIM_BLOCKS; d++)
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++) {
+            const float4 o =
+                reinterpret_cast<const float4 *>(g_level)[(d * ROW_BLOCKS + n) * THREADS + threadIdx.x];
+            b.o[d][n][0] = o.x, b.o[d][n][1] = o.y, b.o[d][n][2] = o.z, b.o[d][n][3] = o.w;
+        }
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        const float4 ml =
+            reinterpret_cast<const float4 *>(g_level)[(DIM_BLOCKS * ROW_BLOCKS + n) * THREADS + threadIdx.x];
+        b.m[n][0] = ml.x, b.m[n][1] = ml.y, b.l[n][0] = ml.z, b.l[n][1] = ml.w;
+    }
+}
+
+static __device__ __forceinline__ float *stack_level(const tree &t, int level)
+{
+    constexpr int FLOATS = HEAD_DIM * ROWS + THREADS * ROW_BLOCKS * 4;
+    return t.g_stack + (int64_t) (level - LEVELS) * FLOATS;
+}
+
+// True if the block stays at `level`, waiting for its right half; else it has been merged with its left
+// half, if there is one, and goes on up.
+static __device__ __forceinline__ bool rest(tree &t, block &waiting, int level, uint32_t index, block &b)
+{
+    if (!(index >> level & 1)) {
+        waiting = b;
+        t.present |= 1u << level;
+        return true;
+    }
+    if (t.present >> level & 1) merge(waiting, b);
+    t.present &= ~(1u << level);
+    return false;
+}
+
+// Adds leaf number `index` (absolute), which is not the last one: a binary counter.
+static __device__ __forceinline__ void push(tree &t, uint32_t index, block &b)
+{
+    if (rest(t, t.level_0, 0, index, b) || rest(t, t.level_1, 1, index, b) ||
+        rest(t, t.level_2, 2, index, b))
+        return;
+    for (int i = LEVELS;; i++) {
+        if (!(index >> i & 1)) {
+            store_level(stack_level(t, i), b);
+            t.present |= 1u << i;
+            return;
+        }
+        if (t.present >> i & 1) {
+            block left;
+            load_level(stack_level(t, i), left);
+            merge(left, b);
+            t.present &= ~(1u << i);
+        }
+    }
+}
+
+// Adds the last leaf: b becomes the root.
+static __device__ __forceinline__ void finish(const tree &t, block &b)
+{
+    if (t.present & 1) merge(t.level_0, b);
+    if (t.present & 2) merge(t.level_1, b);
+    if (t.present & 4) merge(t.level_2, b);
+    for (uint32_t rest = t.present >> LEVELS << LEVELS; rest; rest &= rest - 1) {
+        block left;
+        load_level(stack_level(t, __ffs(rest) - 1), left);
+        merge(left, b);
+    }
+}
+
+// ---- store: sum l over the threads, sink, division, o and lse
+
+static __device__ __forceinline__ void sum_rows(smem &s, block &b)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+#pragma unroll
+            for (int delta = 4; delta < 32; delta *= 2)
+                b.l[n][c] += __shfl_xor_sync(~0u, b.l[n][c], delta);
+        if (lane < 4)
+            *reinterpret_cast<float2 *>(&s.reduce[0][warp][n * 8 + lane * 2]) =
+                make_float2(b.l[n][0], b.l[n][1]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        float2 l = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < SCORE_WARPS; i++) {
+            const float2 part = *reinterpret_cast<const float2 *>(&s.reduce[0][i][n * 8 + lane % 4 * 2]);
+            l.x += part.x, l.y += part.y;
+        }
+        b.l[n][0] = l.x, b.l[n][1] = l.y;
+    }
+}
+
+static __device__ __forceinline__ void store(const attn_decode_args &args, smem &s, block &b,
+                                             int32_t sequence, int32_t kv_head, int32_t first_head,
+                                             int32_t num_rows)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // The ring is done with: no copy is in flight, and the barriers of sum_rows stand in between.
+    uint16_t(*const s_o)[PITCH] = s.ring[0];
+    const float v_scale = args.v_scales ? args.v_scales[kv_head] : args.v_scale;
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int row = n * 8 + lane % 4 * 2 + c;
+            const int64_t head = first_head + row;
+            const bool is_row = row < num_rows;
+            const float sink = is_row && args.sinks ? args.sinks[head] * LOG2_E : -INFINITY;
+            const float m = max_nan(b.m[n][c], sink);
+            const float base = finite_or_zero(m);
+            const float weight = ex2(b.m[n][c] - base);
+            const float sum = __fmaf_rn(b.l[n][c], weight, ex2(sink - base - SHIFT));
+#pragma unroll
+            for (int d = 0; d < DIM_BLOCKS; d++)
+#pragma unroll
+                for (int i = c; i < 4; i += 2) {
+                    const float o = __fdiv_rn(b.o[d][n][i] * weight, sum) * v_scale;
+                    // + 0: a masked group may have turned a -0 into +0; let it always be +0.
+                    const uint32_t bits = pack_bf16(sum == 0.0f ? 0.0f : o + 0.0f, 0.0f);
+                    s_o[row][(warp * DIM_BLOCKS + d) * 16 + i / 2 * 8 + lane / 4] = (uint16_t) bits;
+                }
+            if (args.lse && is_row && warp == 0 && lane < 4)
+                args.lse[(int64_t) sequence * args.num_q_heads + head] = (m + (lg2(sum) + SHIFT)) * LN_2;
+        }
+    __syncthreads();
+
+    uint16_t *const g_o =
+        static_cast<uint16_t *>(args.o) + ((int64_t) sequence * args.num_q_heads + first_head) * HEAD_DIM;
+    for (int i = threadIdx.x; i < num_rows * PIECES; i += THREADS)
+        *reinterpret_cast<uint4 *>(g_o + i * 8) =
+            *reinterpret_cast<const uint4 *>(&s_o[i / PIECES][i % PIECES * 8]);
+    __syncthreads();
+}
+
+// ---- one (sequence, KV head, row group)
+
+static __device__ __forceinline__ work describe(const attn_decode_args &args, int32_t sequence,
+                                                int32_t kv_head)
+{
+    work w;
+    const int32_t given = args.seq_lens[sequence];
+    w.sequence = sequence;
+    w.len = min(max(given, 0), args.max_keys);
+    if (w.len != given && threadIdx.x == 0) report_fault(args, sequence);
+    w.start = args.window > 0 && w.len > args.window ? w.len - args.window : 0;
+    w.first_leaf = w.start / TILE;
+    w.num_leaves = w.len > 0 ? (w.len - 1) / TILE + 1 - w.first_leaf : 0;
+    w.g_k = static_cast<const unsigned char *>(args.k) + kv_head * args.k_head_stride * 2;
+    w.g_v = static_cast<const unsigned char *>(args.v) + kv_head * args.v_head_stride * 2;
+    w.g_table = args.block_table + sequence * args.table_stride;
+    w.scale = args.scale * (args.k_scales ? args.k_scales[kv_head] : args.k_scale);
+    if (!(args.softcap > 0)) w.scale *= LOG2_E;
+    w.inverse_cap = args.softcap > 0 ? __fdiv_rn(1.0f, args.softcap) : 0.0f;
+    return w;
+}
+
+static __device__ __forceinline__ void load_q(const attn_decode_args &args, int32_t sequence,
+                                              int32_t first_head, int32_t num_rows,
+                                              uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2])
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        const int row = n * 8 + lane / 4;
+        const uint16_t *const g_row = static_cast<const uint16_t *>(args.q) + sequence * args.q_stride +
+                                      (int64_t) (first_head + row) * HEAD_DIM + lane % 4 * 2;
+#pragma unroll
+        for (int step = 0; step < DIM_STEPS; step++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                r_q[n][step][i] =
+                    row < num_rows ? *reinterpret_cast<const uint32_t *>(g_row + step * 16 + i * 8) : 0;
+    }
+}
+
+static __device__ __forceinline__ void attend(const attn_decode_args &args, smem &s, const work &w,
+                                              const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2], block &b)
+{
+    tree t;
+    scores r_s;
+    constexpr int FLOATS = HEAD_DIM * ROWS + THREADS * ROW_BLOCKS * 4;
+    t.present = 0;
+    t.g_stack = args.stack + (int64_t) blockIdx.x * args.stack_levels * FLOATS;
+
+    place at[LEAD + 1];
+#pragma unroll
+    for (int i = 0; i <= LEAD; i++) at[i] = lookup(args, w, i);
+    place next = lookup(args, w, LEAD + 1);
+#pragma unroll
+    for (int i = 0; i <= LEAD; i++) publish(args, w, s, i, at[i]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(w, s, i);
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();
+    score(args, w, s, 0, r_q, r_s);
+
+    for (int leaf = 0; leaf < w.num_leaves; leaf++) {
+        __syncthreads();
+        fetch(w, s, leaf * 2 - 1 + STAGES);
+        fetch(w, s, leaf * 2 + STAGES);
+        publish(args, w, s, leaf + LEAD + 1, next);
+        next = lookup(args, w, leaf + LEAD + 2);
+        weigh(s, leaf, r_s, b);
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+        accumulate(s, leaf, b);
+        score(args, w, s, leaf + 1, r_q, r_s);
+        if (leaf + 1 < w.num_leaves)
+            push(t, w.first_leaf + leaf, b);
+        else
+            finish(t, b);
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    ROW_NAME(const __grid_constant__ struct attn_decode_args args)
+{
+    extern __shared__ __align__(16) unsigned char s_bytes[];
+    smem &s = *reinterpret_cast<smem *>(s_bytes);
+    static_assert(sizeof(smem) == STAGES * TILE * PITCH * 2 + ROWS * P_PITCH * 2 + OFFSET_BUFFERS * TILE * 16 +
+                      VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4,
+                  "attn_decode_smem_bytes is what the host asks for");
+
+    const int64_t num_items = (int64_t) args.batch * args.num_kv_heads * args.row_groups;
+    for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
+        // Row groups, then KV heads, run fastest: whoever reads the same tokens runs at the same time.
+        const int32_t row_group = (int32_t) (item % args.row_groups);
+        const int32_t kv_head = (int32_t) (item / args.row_groups % args.num_kv_heads);
+        const int32_t sequence = (int32_t) (item / args.row_groups / args.num_kv_heads);
+        const int32_t first_head = kv_head * args.ratio + row_group * ROWS;
+        const int32_t num_rows = min(ROWS, args.ratio - row_group * ROWS);
+
+        const work w = describe(args, sequence, kv_head);
+        uint32_t r_q[ROW_BLOCKS][DIM_STEPS][2];
+        block b;
+        load_q(args, sequence, first_head, num_rows, r_q);
+        if (w.num_leaves > 0) {
+            attend(args, s, w, r_q, b);
+        } else {
+#pragma unroll
+            for (int n = 0; n < ROW_BLOCKS; n++) {
+                for (int d = 0; d < DIM_BLOCKS; d++)
+                    for (int i = 0; i < 4; i++) b.o[d][n][i] = 0.0f;
+                for (int c = 0; c < 2; c++) b.m[n][c] = -INFINITY, b.l[n][c] = 0.0f;
+            }
+        }
+        sum_rows(s, b);
+        store(args, s, b, sequence, kv_head, first_head, num_rows);
+    }
+}

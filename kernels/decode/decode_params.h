@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// The arguments of the decode kernels, read by the C compiler and by nvcc: a paged view of K and V,
+// and what to do with it. Strides are in elements.
+#ifndef ATTN_DECODE_PARAMS_H
+#define ATTN_DECODE_PARAMS_H
+
+#include <stdint.h>
+
+struct attn_decode_args {
+    const void *q;
+    void *o;
+    const void *k, *v;
+    const int32_t *block_table;
+    const int32_t *seq_lens;
+    const float *sinks;
+    float *lse;
+    const float *k_scales, *v_scales;
+    int32_t *fault;
+    // Pending blocks of the merge tree: a slice of `stack_levels` levels for each block of the grid.
+    float *stack;
+    int64_t q_stride;
+    int64_t k_page_stride, k_token_stride, k_head_stride;
+    int64_t v_page_stride, v_token_stride, v_head_stride;
+    int64_t num_pages;
+    int64_t table_stride;
+    int32_t page_size;
+    // Keys a table row can hold, saturated at INT32_MAX.
+    int32_t max_keys;
+    int32_t batch;
+    int32_t num_q_heads, num_kv_heads;
+    int32_t ratio;
+    // Row groups of a KV head: ceil(ratio / rows of the kernel).
+    int32_t row_groups;
+    int32_t window;
+    int32_t stack_levels;
+    float scale;
+    float softcap;
+    float k_scale, v_scale;
+};
+
+// Levels of the merge tree that a thread keeps in registers.
+#define ATTN_DECODE_REGISTER_LEVELS 3
+// Blocks of a launch at most; work beyond is walked.
+#define ATTN_DECODE_MAX_GRID 1024
+
+// Floats of one level of one block's stack: of each row its o, m and l, as the threads hold them.
+// Thread: head_dim * rows / threads of o, then m and l for 2 columns of every 8 rows.
+static inline int64_t attn_decode_level_floats(int32_t head_dim, int32_t rows, int32_t warps)
+{
+    return (int64_t) head_dim * rows + (int64_t) warps * 32 * (rows / 8) * 4;
+}
+
+// Levels above the registers that sequences of up to `keys` keys need with leaves of `tile` keys.
+static inline int32_t attn_decode_stack_levels(int64_t keys, int32_t tile)
+{
+    int32_t levels = 0;
+    for (int64_t span = (int64_t) tile << ATTN_DECODE_REGISTER_LEVELS; span < keys; span *= 2) levels++;
+    return levels;
+}
+
+// Dynamic shared memory of a block, in bytes; decode.cu asserts that its struct smem has this size.
+static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile, int32_t warps,
+                                             int32_t stages)
+{
+    const int32_t ring = stages * tile * (head_dim + 8) * 2;
+    const int32_t p = rows * (tile + 8) * 2;
+    const int32_t offsets = 4 * tile * 2 * 8;
+    const int32_t visible = 8 * (tile / 32) * 4;
+    const int32_t reduce = 2 * warps * rows * 4;
+    return ring + p + offsets + visible + reduce;
+}
+
+#endif
