@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Paged decode: which kernel, how it is launched, and what it needs.
+#include "attn/decode.h"
+
+#include "decode_check.h"
+#include "device.h"
+#include "host/reference.h"
+#include "kernels/decode/decode_params.h"
+#include "pack_scan.h"
+#include "status.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define WORKSPACE_UNIT 256
+
+// How a shape runs on a device.
+struct launch {
+    // NULL on the host.
+    const struct attn_pack_row *row;
+    // Row groups of a KV head, levels of a block's stack.
+    int32_t row_groups, stack_levels;
+    int32_t grid, block, smem_bytes;
+    int32_t num_splits;
+    size_t workspace_bytes;
+};
+
+// Keys that a row of the table can hold; lengths are int32.
+static int32_t table_keys(const int32_t max_pages_per_seq, const int32_t page_size)
+{
+    const int64_t keys = (int64_t) max_pages_per_seq * page_size;
+    return keys > INT32_MAX ? INT32_MAX : (int32_t) keys;
+}
+
+static enum attn_status fail_unsupported(const struct attn_device *const device,
+                                         const struct attn_decode_shape *const shape)
+{
+    char kernels[640] = "";
+    size_t used = 0;
+    for (int32_t i = 0; i < device->info.num_kernels && used < sizeof(kernels); i++) {
+        if (device->pack->rows[i].op != ATTN_ROW_DECODE) continue;
+        const int written = snprintf(kernels + used, sizeof(kernels) - used, "%s%s",
+                                     used ? ", " : "", device->pack->rows[i].name);
+        used += written > 0 ? (size_t) written : 0;
+    }
+    return attn_fail(
+        device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+        "target %s has no decode kernel for q %s, KV %s, head_dim %d, %d query heads a KV "
+        "head; it has: %s",
+        device->info.target, attn_dtype_name(shape->q_dtype), attn_dtype_name(shape->kv_dtype),
+        shape->head_dim, shape->num_q_heads / shape->num_kv_heads, kernels);
+}
+
+// The first row that accepts the shape: rows stand in order of preference.
+static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
+                                            const struct attn_decode_shape *const shape)
+{
+    const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
+    for (uint32_t i = 0; i < pack->num_rows; i++) {
+        const struct attn_pack_row *const row = &pack->rows[i];
+        if (row->op == ATTN_ROW_DECODE && row->q == (int32_t) shape->q_dtype &&
+            row->kv == (int32_t) shape->kv_dtype && row->head_dim == shape->head_dim &&
+            (row->max_ratio == 0 || ratio <= row->max_ratio))
+            return row;
+    }
+    return NULL;
+}
+
+// Whether the policy in force cuts sequences as the kernel does: at its own tiles, which give the
+// bits of one piece, too.
+static enum attn_status check_policy(const struct attn_device *const device,
+                                     const struct attn_pack_row *const row,
+                                     const int32_t num_splits)
+{
+    const struct attn_splitk_policy policy = device->info.splitk_policy;
+    if (policy.kind == ATTN_SPLITK_CHUNK) {
+        if (policy.count == 0 || policy.count == row->tile) return ATTN_OK;
+        return attn_fail(
+            device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+            "the split-K policy is chunk:%d, but kernel %s has chunks of %d keys: use chunk",
+            policy.count, row->name, row->tile);
+    }
+    if (num_splits == 1) return ATTN_OK;
+    char text[32];
+    attn_splitk_format(policy, text, sizeof(text));
+    return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                     "split count %d (policy %s) has no kernel yet; use chunk or 1", num_splits,
+                     text);
+}
+
+static void fill_geometry(struct launch *const launch, const struct attn_decode_shape *const shape)
+{
+    const struct attn_pack_row *const row = launch->row;
+    const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
+    launch->row_groups = (ratio - 1) / row->rows + 1;
+    const int64_t items = (int64_t) shape->batch * shape->num_kv_heads * launch->row_groups;
+    launch->grid = items > ATTN_DECODE_MAX_GRID ? ATTN_DECODE_MAX_GRID : (int32_t) items;
+    launch->block = row->warps * 32;
+    launch->smem_bytes = attn_pack_row_smem(row);
+    const int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
+    launch->stack_levels = attn_decode_stack_levels(keys, row->tile);
+    const int64_t bytes = (int64_t) launch->grid * launch->stack_levels * (int64_t) sizeof(float) *
+                          attn_decode_level_floats(row->head_dim, row->rows, row->warps);
+    launch->workspace_bytes =
+        ((size_t) bytes + WORKSPACE_UNIT - 1) / WORKSPACE_UNIT * WORKSPACE_UNIT;
+}
+
+// For a shape that was checked.
+static enum attn_status plan_launch(const struct attn_device *const device,
+                                    const struct attn_decode_shape *const shape,
+                                    struct launch *const launch)
+{
+    *launch = (struct launch){ 0 };
+    launch->num_splits =
+        attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
+                               shape->num_q_heads, shape->batch, shape->max_decode_seqs);
+    if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
+    launch->row = find_row(device->pack, shape);
+    if (!launch->row) return fail_unsupported(device, shape);
+    const enum attn_status status = check_policy(device, launch->row, launch->num_splits);
+    if (status == ATTN_OK) fill_geometry(launch, shape);
+    return status;
+}
+
+static enum attn_status plan_shape(const struct attn_device *const device,
+                                   const struct attn_decode_shape *const shape,
+                                   struct attn_decode_shape *const own, struct launch *const launch)
+{
+    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
+    ATTN_REQUIRE(device->log, device->log_user, shape, "shape is NULL");
+    enum attn_status status =
+        attn_params_copy(device->log, device->log_user, "shape", own, sizeof(*own), shape);
+    if (status == ATTN_OK) status = attn_decode_check_shape(device, own);
+    return status == ATTN_OK ? plan_launch(device, own, launch) : status;
+}
+
+static void count_work(const struct attn_decode_shape *const shape,
+                       struct attn_decode_plan *const plan)
+{
+    const int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
+    const double attended = shape->window > 0 && shape->window < keys ? shape->window : keys;
+    // The first attended key may lie anywhere in its page; the table ends with the last.
+    const int64_t first_page = (keys - (int64_t) attended) / shape->page_size;
+    const double pages = (double) ((keys - 1) / shape->page_size + 1 - first_page);
+    const double batch = shape->batch;
+    const double q_elements = batch * shape->num_q_heads * shape->head_dim;
+    const double kv_elements = batch * shape->num_kv_heads * attended * shape->head_dim;
+    plan->kv_bytes = 2 * kv_elements * (double) attn_dtype_size(shape->kv_dtype);
+    plan->other_bytes =
+        2 * q_elements * (double) attn_dtype_size(shape->q_dtype) + 4 * batch * (pages + 1);
+    plan->flops = 4 * q_elements * attended;
+}
+
+static int32_t chunk_keys(const struct attn_device *const device, const struct launch *const launch)
+{
+    if (device->info.splitk_policy.kind != ATTN_SPLITK_CHUNK) return 0;
+    return launch->row ? launch->row->tile : device->info.splitk_policy.count;
+}
+
+static int32_t limit_grid(const struct attn_device *const device, const int32_t grid)
+{
+    return device->grid_limit > 0 && device->grid_limit < grid ? device->grid_limit : grid;
+}
+
+enum attn_status attn_decode_plan(const struct attn_device *const device,
+                                  const struct attn_decode_shape *const shape,
+                                  struct attn_decode_plan *const plan)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, plan, "plan is NULL");
+    struct attn_decode_shape own;
+    struct launch launch;
+    const enum attn_status status = plan_shape(device, shape, &own, &launch);
+    if (status != ATTN_OK) return status;
+    struct attn_decode_plan full = {
+        .size = (uint32_t) sizeof(full),
+        .kernel = launch.row ? launch.row->name : "host executor",
+        .num_splits = launch.num_splits,
+        .chunk_keys = chunk_keys(device, &launch),
+        .grid = limit_grid(device, launch.grid),
+        .block = launch.block,
+        .smem_bytes = launch.smem_bytes,
+        .workspace_bytes = launch.workspace_bytes,
+    };
+    count_work(&own, &full);
+    return attn_result_copy(device->log, device->log_user, "plan", plan, &full, sizeof(full));
+}
+
+enum attn_status attn_decode_workspace(const struct attn_device *const device,
+                                       const struct attn_decode_shape *const shape,
+                                       size_t *const bytes)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, bytes, "bytes is NULL: it receives the size");
+    *bytes = 0;
+    struct attn_decode_shape own;
+    struct launch launch;
+    const enum attn_status status = plan_shape(device, shape, &own, &launch);
+    if (status == ATTN_OK) *bytes = launch.workspace_bytes;
+    return status;
+}
+
+enum attn_status attn_decode_counters(const struct attn_device *const device,
+                                      const struct attn_decode_shape *const shape,
+                                      int32_t *const count)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, count, "count is NULL: it receives the number of counters");
+    // No kernel of this version counts: a block keeps a sequence's pieces to itself.
+    *count = 0;
+    struct attn_decode_shape own;
+    struct launch launch;
+    return plan_shape(device, shape, &own, &launch);
+}
+
+static enum attn_status fail_no_gpu(const struct attn_device *const device)
+{
+    return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_DEVICE,
+                     "the device is the target %s without a GPU: it has sizes and plans only",
+                     device->info.target);
+}
+
+enum attn_status attn_decode_reset_counters(struct attn_device *const device,
+                                            int32_t *const counters, const int32_t count,
+                                            const attn_stream stream)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
+    ATTN_REQUIRE(device->log, device->log_user, count >= 0, "count is %d: it may not be negative",
+                 count);
+    ATTN_REQUIRE(device->log, device->log_user, counters || count == 0,
+                 "counters is NULL, but count is %d", count);
+    ATTN_REQUIRE(device->log, device->log_user, (uintptr_t) counters % sizeof(int32_t) == 0,
+                 "counters is %p: it has to be aligned to 4 bytes", (void *) counters);
+    if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
+    if (count == 0) return ATTN_OK;
+    if (device->info.kind == ATTN_DEVICE_HOST) {
+        memset(counters, 0, (size_t) count * sizeof(*counters));
+        return ATTN_OK;
+    }
+    bool pushed;
+    attn_cu_result result = attn_device_enter(device, &pushed);
+    if (result == ATTN_CU_SUCCESS)
+        result = device->driver->memset_async((attn_cu_deviceptr) (uintptr_t) counters, 0,
+                                              (size_t) count, stream);
+    attn_device_leave(device, pushed);
+    return result == ATTN_CU_SUCCESS
+               ? ATTN_OK
+               : attn_device_cu_fail(device, result, "the counters cannot be zeroed");
+}
+
+static struct attn_decode_args fill_args(const struct attn_decode_params *const params,
+                                         const struct launch *const launch)
+{
+    return (struct attn_decode_args){
+        .q = params->q,
+        .o = params->o,
+        .k = params->k_pool,
+        .v = params->v_pool,
+        .block_table = params->block_table,
+        .seq_lens = params->seq_lens,
+        .sinks = params->sinks,
+        .lse = params->lse,
+        .k_scales = params->k_scales,
+        .v_scales = params->v_scales,
+        .fault = params->fault,
+        .stack = params->workspace,
+        .q_stride = params->q_stride,
+        .k_page_stride = params->k_page_stride,
+        .k_token_stride = params->k_token_stride,
+        .k_head_stride = params->k_head_stride,
+        .v_page_stride = params->v_page_stride,
+        .v_token_stride = params->v_token_stride,
+        .v_head_stride = params->v_head_stride,
+        .num_pages = params->num_pages,
+        .table_stride = params->max_pages_per_seq,
+        .page_size = params->page_size,
+        .max_keys = table_keys(params->max_pages_per_seq, params->page_size),
+        .batch = params->batch,
+        .num_q_heads = params->num_q_heads,
+        .num_kv_heads = params->num_kv_heads,
+        .ratio = params->num_q_heads / params->num_kv_heads,
+        .row_groups = launch->row_groups,
+        .window = params->window,
+        .stack_levels = launch->stack_levels,
+        .scale = params->scale,
+        .softcap = params->softcap,
+        .k_scale = params->k_scale,
+        .v_scale = params->v_scale,
+    };
+}
+
+static enum attn_status launch_kernel(const struct attn_device *const device,
+                                      const struct attn_decode_params *const params,
+                                      const struct launch *const launch, const attn_stream stream)
+{
+    struct attn_decode_args args = fill_args(params, launch);
+    return attn_device_launch(device, launch->row, limit_grid(device, launch->grid), &args, stream);
+}
+
+enum attn_status attn_decode(struct attn_device *const device,
+                             const struct attn_decode_params *const params,
+                             const attn_stream stream)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
+    ATTN_REQUIRE(device->log, device->log_user, params, "params is NULL");
+    struct attn_decode_params own;
+    struct launch launch;
+    enum attn_status status =
+        attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
+    if (status != ATTN_OK) return status;
+    const struct attn_decode_shape shape = attn_decode_shape_of(&own);
+    status = attn_decode_check_shape(device, &shape);
+    if (status == ATTN_OK) status = attn_decode_check_params(device, &own);
+    if (status == ATTN_OK) status = plan_launch(device, &shape, &launch);
+    if (status == ATTN_OK)
+        status = attn_decode_check_workspace(device, &own, launch.workspace_bytes);
+    if (status != ATTN_OK) return status;
+    if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
+    if (own.batch == 0) return ATTN_OK;
+    if (device->info.kind != ATTN_DEVICE_HOST) return launch_kernel(device, &own, &launch, stream);
+    if (attn_reference_decode(&own) == 0) return ATTN_OK;
+    return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
+                     "out of memory in the host executor");
+}

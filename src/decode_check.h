@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// The rules of include/attn/decode.h, as checks.
+#ifndef ATTN_SRC_DECODE_CHECK_H
+#define ATTN_SRC_DECODE_CHECK_H
+
+#include "attn/decode.h"
+
+// The part of a call that sizes depend on.
+struct attn_decode_shape attn_decode_shape_of(const struct attn_decode_params *params);
+
+// Every rule about the fields of a shape. ATTN_ERROR_INVALID, or ATTN_ERROR_UNSUPPORTED for q_len.
+enum attn_status attn_decode_check_shape(const struct attn_device *device,
+                                         const struct attn_decode_shape *shape);
+
+// Every other rule but those of the workspace, for a shape that was checked. Replaces the strides
+// that are 0 by what they stand for.
+enum attn_status attn_decode_check_params(const struct attn_device *device,
+                                          struct attn_decode_params *params);
+
+// `needed` is what attn_decode_workspace says of the call's shape.
+enum attn_status attn_decode_check_workspace(const struct attn_device *device,
+                                             const struct attn_decode_params *params,
+                                             size_t needed);
+
+#endif

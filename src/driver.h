@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// The CUDA driver as libattn sees it: the types and calls it uses, declared here so that nothing
+// includes a CUDA header, and one table that dlopen fills and tests replace.
+#ifndef ATTN_SRC_DRIVER_H
+#define ATTN_SRC_DRIVER_H
+
+#include "attn/common.h"
+
+typedef int attn_cu_result;
+typedef int attn_cu_device;
+typedef struct attn_cu_context_st *attn_cu_context;
+typedef struct attn_cu_library_st *attn_cu_library;
+typedef struct attn_cu_kernel_st *attn_cu_kernel;
+typedef struct attn_cu_function_st *attn_cu_function;
+typedef unsigned long long attn_cu_deviceptr;
+
+// CUresult values that libattn tells apart.
+enum {
+    ATTN_CU_SUCCESS = 0,
+    ATTN_CU_ERROR_INVALID_VALUE = 1,
+    ATTN_CU_ERROR_OUT_OF_MEMORY = 2,
+    ATTN_CU_ERROR_NO_DEVICE = 100,
+    ATTN_CU_ERROR_INVALID_DEVICE = 101,
+    ATTN_CU_ERROR_INVALID_IMAGE = 200,
+    ATTN_CU_ERROR_NO_BINARY_FOR_GPU = 209,
+    ATTN_CU_ERROR_NOT_FOUND = 500,
+    ATTN_CU_ERROR_LAUNCH_FAILED = 719,
+};
+
+// CUdevice_attribute and CUfunction_attribute values.
+enum {
+    ATTN_CU_DEVICE_SM_COUNT = 16,
+    ATTN_CU_DEVICE_CC_MAJOR = 75,
+    ATTN_CU_DEVICE_CC_MINOR = 76,
+    ATTN_CU_DEVICE_SMEM_PER_BLOCK_OPTIN = 97,
+    ATTN_CU_FUNC_MAX_DYNAMIC_SMEM = 8,
+};
+
+// result name, symbol the driver exports, parameters. The oldest driver accepted (13.0) has all of them.
+#define ATTN_DRIVER_CALLS(X) \
+    X(init, "cuInit", (unsigned flags)) \
+    X(driver_version, "cuDriverGetVersion", (int *version)) \
+    X(error_name, "cuGetErrorName", (attn_cu_result error, const char **name)) \
+    X(device_count, "cuDeviceGetCount", (int *count)) \
+    X(device_get, "cuDeviceGet", (attn_cu_device *device, int ordinal)) \
+    X(device_name, "cuDeviceGetName", (char *name, int size, attn_cu_device device)) \
+    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, attn_cu_device device)) \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", (attn_cu_context *context, attn_cu_device device)) \
+    X(primary_release, "cuDevicePrimaryCtxRelease_v2", (attn_cu_device device)) \
+    X(context_current, "cuCtxGetCurrent", (attn_cu_context *context)) \
+    X(context_device, "cuCtxGetDevice", (attn_cu_device *device)) \
+    X(context_push, "cuCtxPushCurrent_v2", (attn_cu_context context)) \
+    X(context_pop, "cuCtxPopCurrent_v2", (attn_cu_context *context)) \
+    X(library_load, "cuLibraryLoadData", \
+      (attn_cu_library *library, const void *code, int *jit_options, void **jit_values, unsigned num_jit, \
+       int *options, void **values, unsigned num_options)) \
+    X(library_unload, "cuLibraryUnload", (attn_cu_library library)) \
+    X(library_kernel, "cuLibraryGetKernel", \
+      (attn_cu_kernel *kernel, attn_cu_library library, const char *name)) \
+    X(kernel_function, "cuKernelGetFunction", (attn_cu_function *function, attn_cu_kernel kernel)) \
+    X(function_load, "cuFuncLoad", (attn_cu_function function)) \
+    X(function_set, "cuFuncSetAttribute", (attn_cu_function function, int attribute, int value)) \
+    X(launch, "cuLaunchKernel", \
+      (attn_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \
+       unsigned block_y, unsigned block_z, unsigned smem_bytes, attn_stream stream, void **args, \
+       void **extra)) \
+    X(memset_async, "cuMemsetD32Async", \
+      (attn_cu_deviceptr address, unsigned value, size_t count, attn_stream stream))
+
+struct attn_driver {
+#define ATTN_DRIVER_FIELD(name, symbol, parameters) attn_cu_result (*name) parameters;
+    ATTN_DRIVER_CALLS(ATTN_DRIVER_FIELD)
+#undef ATTN_DRIVER_FIELD
+};
+
+// The table to use: the one given to attn_driver_replace, else libcuda.so.1's, opened at the first call
+// and kept. NULL if there is no driver or it lacks a call; *reason then says why (static storage or
+// thread-local: valid until the thread's next call).
+const struct attn_driver *attn_driver_get(const char **reason);
+
+// Why attn_driver_get returns NULL, as a status: ATTN_ERROR_NO_DEVICE without a driver,
+// ATTN_ERROR_DRIVER where it lacks a call; ATTN_OK where it returns a table.
+enum attn_status attn_driver_status(void);
+
+// Tests: from now on attn_driver_get returns `table`; NULL restores libcuda. Devices already open keep
+// the table they were opened with.
+void attn_driver_replace(const struct attn_driver *table);
+
+#endif

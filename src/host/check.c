@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/check.h"
+
+#include "host/math.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#define INFINITE (__builtin_inf())
+
+enum {
+    MAX_HEAD_DIM = 512
+};
+
+// Where the bound comes from (include/attn/decode.h states it): u |exact| is the rounding of o, u A
+// the rounding of P to q's type, 2^-15 A the FP32 sums and exponentials, and 2^-21 S A what an
+// error of 2^-21 S in a score (FP32 products and sums, scaled) does to its weight. FP16's P and o
+// have an absolute error where they are subnormal: 2^-25 B and 2^-25.
+struct limits {
+    double unit, smallest;
+    bool fp16, kernel;
+};
+
+// Sums for the relative RMS, and the worst so far.
+struct tally {
+    struct attn_check *check;
+    double error_squares, exact_squares;
+    // An element with a misplaced NaN or infinity is worse than any ratio.
+    bool has_misplaced;
+};
+
+static struct limits find_limits(enum attn_dtype q_dtype, enum attn_check_bound bound)
+{
+    const bool fp16 = q_dtype == ATTN_DTYPE_FP16;
+    const struct limits limits = {
+        .unit = fp16 ? 0x1p-11 : 0x1p-8,
+        // Half the smallest number: nothing rounded to the type can be nearer.
+        .smallest = fp16 ? 0x1p-25 : 0x1p-134,
+        .fp16 = fp16,
+        .kernel = bound == ATTN_CHECK_KERNEL,
+    };
+    return limits;
+}
+
+static bool is_finite(double x)
+{
+    return x - x == 0;
+}
+
+static double bound_o(const struct limits *limits, const struct attn_reference_row *row, int32_t d,
+                      double exact)
+{
+    const double own = limits->unit * __builtin_fabs(exact) + limits->smallest;
+    if (!limits->kernel) return own + 0x1p-20 * row->weighted_abs[d];
+    const double kernel =
+        (limits->unit + 0x1p-15 + 0x1p-21 * row->score_size) * row->weighted_abs[d];
+    return own + kernel + (limits->fp16 ? 0x1p-25 * row->plain_abs[d] : 0);
+}
+
+// An FP32 lse can't be nearer than half its own step, 2^-24 of its size.
+static double bound_lse(const struct limits *limits, const struct attn_reference_row *row,
+                        double exact)
+{
+    const double own = 0x1p-24 * __builtin_fabs(exact);
+    return own + (limits->kernel ? 0x1p-15 + 0x1p-21 * row->score_size : 0x1p-20);
+}
+
+// True if `value` is as finite as it should be. Past the largest number of the type, infinity is
+// right for an exact value within its bound of there; infinity in V under a weight that FP32 cannot
+// tell from 0 is 0 * infinity in a kernel, so NaN stands for infinity as well.
+static bool is_placed(const struct limits *limits, double value, double exact, double bound)
+{
+    const double largest = limits->fp16 ? 65520.0 : 0x1.FFp127;
+    if (exact != exact) return value != value;
+    if (!is_finite(exact)) return value == exact || (limits->kernel && value != value);
+    if (is_finite(value)) return true;
+    return value == value && (value > 0) == (exact > 0) && __builtin_fabs(exact) + bound >= largest;
+}
+
+static void note_worst(struct tally *tally, int32_t sequence, int32_t head, int32_t dim,
+                       double value, double exact)
+{
+    struct attn_check *const check = tally->check;
+    check->worst_sequence = sequence;
+    check->worst_head = head;
+    check->worst_dim = dim;
+    check->worst_value = value;
+    check->worst_exact = exact;
+}
+
+static void compare_o(struct tally *tally, const struct limits *limits,
+                      const struct attn_reference_row *row, int32_t sequence, int32_t head,
+                      int32_t dim, double value, double exact)
+{
+    struct attn_check *const check = tally->check;
+    const double bound = bound_o(limits, row, dim, exact);
+    check->compared++;
+    if (!is_placed(limits, value, exact, bound)) {
+        check->failed++;
+        if (!tally->has_misplaced) note_worst(tally, sequence, head, dim, value, exact);
+        tally->has_misplaced = true;
+        return;
+    }
+    if (!is_finite(value) || !is_finite(exact)) return;
+
+    const double error = __builtin_fabs(value - exact), ratio = error == 0 ? 0 : error / bound;
+    // Not `ratio > 1`: a bound that is NaN (infinities cancel) holds nothing.
+    if (!(ratio <= 1)) check->failed++;
+    if (error > check->max_error) check->max_error = error;
+    if (!(ratio <= check->max_ratio)) {
+        check->max_ratio = ratio;
+        if (!tally->has_misplaced) note_worst(tally, sequence, head, dim, value, exact);
+    }
+    tally->error_squares += error * error;
+    tally->exact_squares += exact * exact;
+}
+
+static void compare_lse(struct attn_check *check, const struct limits *limits,
+                        const struct attn_reference_row *row, double value, double exact)
+{
+    if (!is_finite(exact) || !is_finite(value)) {
+        const bool same = exact != exact ? value != value : value == exact;
+        if (!same) check->lse_failed++;
+        return;
+    }
+    const double error = __builtin_fabs(value - exact);
+    const double ratio = error == 0 ? 0 : error / bound_lse(limits, row, exact);
+    if (!(ratio <= 1)) check->lse_failed++;
+    if (error > check->lse_max_error) check->lse_max_error = error;
+    if (!(ratio <= check->lse_max_ratio)) check->lse_max_ratio = ratio;
+}
+
+// The square root without libm; a printed RMS needs no last bit.
+static double root(double x)
+{
+    return x > 0 ? attn_exp(0.5 * attn_log(x)) : 0;
+}
+
+int attn_check_decode_expected(const struct attn_decode_params *params, const void *o,
+                               const float *lse, const double *expected_o,
+                               const double *expected_lse, enum attn_check_bound bound,
+                               struct attn_check *check)
+{
+    double exact_o[MAX_HEAD_DIM], weighted[MAX_HEAD_DIM], plain[MAX_HEAD_DIM];
+    struct attn_reference_row row = { .o = exact_o, .weighted_abs = weighted, .plain_abs = plain };
+    const struct limits limits = find_limits(params->q_dtype, bound);
+    struct tally tally = { .check = check };
+
+    memset(check, 0, sizeof(*check));
+    for (int32_t sequence = 0; sequence < params->batch; sequence++)
+        for (int32_t head = 0; head < params->num_q_heads; head++) {
+            const int64_t index = (int64_t) sequence * params->num_q_heads + head;
+            const int64_t first = index * params->head_dim;
+            attn_reference_decode_row(params, sequence, head, &row);
+            for (int32_t d = 0; d < params->head_dim; d++)
+                compare_o(&tally, &limits, &row, sequence, head, d,
+                          attn_load(o, first + d, params->q_dtype),
+                          expected_o ? expected_o[first + d] : exact_o[d]);
+            if (lse)
+                compare_lse(check, &limits, &row, lse[index],
+                            expected_lse ? expected_lse[index] : row.lse);
+        }
+    if (tally.exact_squares > 0)
+        check->relative_rms = root(tally.error_squares / tally.exact_squares);
+    return 0;
+}
+
+int attn_check_decode(const struct attn_decode_params *params, const void *o, const float *lse,
+                      enum attn_check_bound bound, struct attn_check *check)
+{
+    return attn_check_decode_expected(params, o, lse, NULL, NULL, bound, check);
+}

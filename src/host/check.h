@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Holds a result of decode against the definition: the error bound of include/attn/decode.h.
+#ifndef ATTN_HOST_CHECK_H
+#define ATTN_HOST_CHECK_H
+
+#include "host/reference.h"
+
+struct attn_check {
+    // Elements compared, and how many broke the bound or have NaN / infinity where the other has not.
+    int64_t compared, failed;
+    // Largest |o - exact|, largest |o - exact| / bound, and relative RMS over all elements that are
+    // finite.
+    double max_error, max_ratio, relative_rms;
+    // Of the element with the largest ratio (or the first with a misplaced NaN / infinity).
+    int32_t worst_sequence, worst_head, worst_dim;
+    double worst_value, worst_exact;
+    // The same for lse; compared only where the call has one.
+    double lse_max_error, lse_max_ratio;
+    int64_t lse_failed;
+};
+
+enum attn_check_bound {
+    // A kernel: FP32 scores and sums, P and o rounded to q's type.
+    ATTN_CHECK_KERNEL = 1,
+    // The host executor: u |exact| + 2^-20 A.
+    ATTN_CHECK_HOST = 2,
+};
+
+// Compares `o` ([batch, num_q_heads, head_dim] of q_dtype, host memory) and `lse` (may be NULL) with the
+// definition of `params` (host pointers, checked, strides filled in; its o and lse are not read).
+// Returns 0, or -1 if memory ran out.
+int attn_check_decode(const struct attn_decode_params *params, const void *o, const float *lse,
+                      enum attn_check_bound bound, struct attn_check *check);
+
+// The same against given values (expected_o of a case file) instead of the definition; the bound is still
+// computed from the tensors. expected_lse may be NULL.
+int attn_check_decode_expected(const struct attn_decode_params *params, const void *o, const float *lse,
+                               const double *expected_o, const double *expected_lse,
+                               enum attn_check_bound bound, struct attn_check *check);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// What a pack gives the core: the one symbol it exports. Everything in it is generated from
+// targets/<name>/target.conf and kernels.conf; see src/pack/.
+#ifndef ATTN_SRC_PACK_H
+#define ATTN_SRC_PACK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Raised whenever a struct below, or the argument struct of a kernel, changes.
+#define ATTN_PACK_ABI 1u
+// The symbol of a shared pack. In a static build it is attn_pack_<target>.
+#define ATTN_PACK_SYMBOL "attn_pack"
+
+// Values that a word in kernels.conf stands for: `q=bf16` is ATTN_ROW_BF16. The types are those of
+// enum attn_dtype.
+enum {
+    ATTN_ROW_BF16 = 1,
+    ATTN_ROW_FP16 = 2,
+    ATTN_ROW_E4M3 = 3,
+    // Operations.
+    ATTN_ROW_DECODE = 1,
+    ATTN_ROW_READ = 2,
+};
+
+// One row of kernels.conf. A key that a row leaves out is 0.
+struct attn_pack_row {
+    const char *name;
+    int32_t op;
+    int32_t q, kv;
+    int32_t head_dim;
+    // Query rows that share a block's K/V loads; a wider GQA group is walked in parts.
+    int32_t rows;
+    // Largest GQA ratio accepted; 0: any.
+    int32_t max_ratio;
+    // Keys of a tile, which is also the leaf of the merge tree; warps of a block; tiles of K or V (of
+    // op=read: 16-byte loads of a thread) in flight.
+    int32_t tile, warps, stages;
+    // Rows of equal operation, types and head_dim with equal math give equal bits.
+    int32_t math;
+};
+
+struct attn_pack {
+    uint32_t abi;
+    // sizeof(struct attn_pack), sizeof(struct attn_pack_row).
+    uint32_t size, row_size;
+    uint32_t num_rows;
+    const struct attn_pack_row *rows;
+    const char *target;
+    // As declared: what nvcc calls the architecture, and a version such as "9.0".
+    const char *arch;
+    const char *compute_capability;
+    const char *splitk_policy;
+    int32_t sm_count;
+    int32_t memory_bandwidth_gbs;
+    int32_t smem_per_block;
+    int32_t gqa_pack;
+    const void *fatbin;
+    const void *fatbin_end;
+};
+
+#endif
