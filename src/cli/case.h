@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Case files: the tensors and scalars of one call, as safetensors with `format` = "attn-case" and
+// `version` = "1" in the metadata.
+//
+// Offsets and shapes are checked here. What tables and lengths hold is data like any other: the
+// operation's own business.
+#ifndef ATTN_CLI_CASE_H
+#define ATTN_CLI_CASE_H
+
+#include "attn/decode.h"
+#include "cli/safetensors.h"
+
+struct case_file {
+    struct safetensors *file;
+    // A decode call on host pointers, strides filled in; o, lse, fault and what a launch needs
+    // (workspace, counters) are NULL.
+    struct attn_decode_params params;
+    // As written in the file; "": the target's.
+    char policy[32];
+    // In o's shape, and in that without head_dim; NULL where the file has none.
+    double *expected_o, *expected_lse;
+    // 1 if q is [batch, 1, num_q_heads, head_dim] in the file, and o shall be, too.
+    int has_query_axis;
+    // Copies of tensors that are not aligned in the file, and how many.
+    void *copies[16];
+    int num_copies;
+};
+
+// Receives sentences about what is ignored.
+typedef void (*case_warn_fn)(void *user, const char *sentence);
+
+// Both: 0, or -1 and a sentence in `why` (SAFETENSORS_WHY_SIZE bytes); *loaded then owns nothing.
+int case_load(struct case_file *loaded, const char *path, case_warn_fn warn, void *user, char *why);
+// The same on bytes in memory, which have to outlive *loaded.
+int case_parse(struct case_file *loaded, const char *name, const void *bytes, size_t size,
+               case_warn_fn warn, void *user, char *why);
+void case_free(struct case_file *loaded);
+
+// Elements of q and of o; rows are elements / head_dim.
+size_t case_elements(const struct attn_decode_params *params);
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// `attn plan`: how a call would run on a target, and the time its bytes take there. Needs no GPU.
+#include "cli/shape.h"
+
+#include <getopt.h>
+#include <string.h>
+
+enum {
+    OPTION_TARGET = SHAPE_OPTION_END,
+    OPTION_DEVICE,
+    OPTION_POLICY,
+    OPTION_JSON,
+};
+
+struct plan_options {
+    struct shape_options shape;
+    const char *target;
+    const char *policy;
+    bool on_device;
+    bool as_json;
+};
+
+static void print_help(void)
+{
+    printf(
+        "Usage: attn plan decode [options]\n\n"
+        "Shows the kernel, how the keys are cut, the launch, the workspace, and the time that reading\n"
+        "the bytes takes at the target's memory bandwidth. Needs no GPU.\n\n" SHAPE_HELP
+        "  --target NAME    one target; without it, every pack that is found\n"
+        "  --device         the GPU of this machine\n"
+        "  --policy P       split-K policy: legacy, auto, chunk, chunk:N, a count, off\n"
+        "  --json           one JSON object\n");
+}
+
+// Bytes are planned for whole pages; a length that ends within one reads less.
+static double scale_kv_bytes(const struct shape_options *const shape, const double kv_bytes)
+{
+    const int64_t keys = (int64_t) shape_pages(shape->max_len, shape->page_size) * shape->page_size;
+    const int64_t planned = shape->window && shape->window < keys ? shape->window : keys;
+    return planned ? kv_bytes * shape_attended(shape->max_len, shape->window) / (double) planned
+                   : 0.0;
+}
+
+static json_t *make_document(const struct shape_options *const shape,
+                             const struct attn_device_info *const info,
+                             const struct attn_decode_plan *const plan)
+{
+    const double kv_bytes = scale_kv_bytes(shape, plan->kv_bytes);
+    const double share = plan->kv_bytes > 0.0 ? kv_bytes / plan->kv_bytes : 0.0;
+    const double bytes = kv_bytes + plan->other_bytes;
+    char policy[64];
+    attn_splitk_format(info->splitk_policy, policy, sizeof(policy));
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:i, s:f, s:f, s:f, s:i, s:f}",
+        "target", info->target, "device", info->name, "kernel", plan->kernel, "splitk_policy",
+        policy, "num_splits", (int) plan->num_splits, "chunk_keys", (int) plan->chunk_keys, "grid",
+        (int) plan->grid, "block", (int) plan->block, "smem_bytes", (int) plan->smem_bytes,
+        "workspace_bytes", (json_int_t) plan->workspace_bytes, "counters", (int) plan->num_counters,
+        "kv_bytes", kv_bytes, "other_bytes", plan->other_bytes, "flops", plan->flops * share,
+        "memory_bandwidth_gbs", (int) info->memory_bandwidth_gbs, "limit_us",
+        info->memory_bandwidth_gbs ? bytes / info->memory_bandwidth_gbs * 1e-3 : 0.0);
+}
+
+// NULL after a sentence.
+static json_t *plan_device(const struct plan_options *const options,
+                           struct attn_device_open_params *const params)
+{
+    const struct attn_decode_shape shape = shape_library(&options->shape);
+    struct attn_device_info info = { .size = sizeof(info) };
+    struct attn_decode_plan plan = { .size = sizeof(plan) };
+    struct attn_device *device = NULL;
+    json_t *document = NULL;
+    params->log = cli_log;
+    params->splitk_policy = options->policy;
+    if (attn_device_open(&device, params) == ATTN_OK &&
+        attn_device_describe(device, &info) == ATTN_OK &&
+        attn_decode_plan(device, &shape, &plan) == ATTN_OK)
+        document = make_document(&options->shape, &info, &plan);
+    else
+        cli_fail_library();
+    attn_device_close(&device);
+    return document;
+}
+
+static void add_name(void *const user, const struct attn_target_info *const info)
+{
+    if (info->status == ATTN_OK) json_array_append_new(user, json_string(info->name));
+}
+
+// The plan of each target asked for; *failed if there was none for one of them.
+static json_t *plan_targets(const struct plan_options *const options, bool *const failed)
+{
+    json_t *const plans = json_array(), *const names = json_array();
+    size_t i;
+    json_t *name;
+    if (options->target)
+        json_array_append_new(names, json_string(options->target));
+    else if (attn_target_scan(NULL, 0, 0, add_name, names) != ATTN_OK)
+        cli_fail_library();
+    else if (!json_array_size(names))
+        cli_fail(
+            "no packs are found, so there is nothing to plan for; set ATTN_PACK_PATH to their folder");
+    *failed = !json_array_size(names);
+    json_array_foreach(names, i, name)
+    {
+        struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
+        params.kind = ATTN_DEVICE_TARGET;
+        params.target = json_string_value(name);
+        json_t *const document = plan_device(options, &params);
+        if (document)
+            json_array_append_new(plans, document);
+        else
+            *failed = true;
+    }
+    json_decref(names);
+    return plans;
+}
+
+static double get_number(const json_t *const object, const char *const key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static void print_plan(const json_t *const plan)
+{
+    const char *const target = json_string_value(json_object_get(plan, "target"));
+    const int splits = (int) get_number(plan, "num_splits"),
+              chunk = (int) get_number(plan, "chunk_keys");
+    printf("%s\n", target);
+    printf("  kernel      %s\n", json_string_value(json_object_get(plan, "kernel")));
+    printf("  partition   policy %s: ", json_string_value(json_object_get(plan, "splitk_policy")));
+    if (chunk)
+        printf("pieces between absolute multiples of %d keys\n", chunk);
+    else if (splits)
+        printf("at most %d pieces a sequence\n", splits);
+    else
+        printf("by length\n");
+    printf("  launch      %.0f blocks of %.0f threads, %.0f bytes of shared memory each\n",
+           get_number(plan, "grid"), get_number(plan, "block"), get_number(plan, "smem_bytes"));
+    printf("  workspace   %.0f bytes, %.0f counters\n", get_number(plan, "workspace_bytes"),
+           get_number(plan, "counters"));
+    printf("  bytes       %.0f of K and V, %.0f of the rest; %.3g flops\n",
+           get_number(plan, "kv_bytes"), get_number(plan, "other_bytes"),
+           get_number(plan, "flops"));
+    if (get_number(plan, "memory_bandwidth_gbs") > 0.0)
+        printf("  limit       %.2f us at %.0f GB/s\n", get_number(plan, "limit_us"),
+               get_number(plan, "memory_bandwidth_gbs"));
+}
+
+static int show_plans(const struct plan_options *const options)
+{
+    bool failed = false;
+    json_t *plans;
+    size_t i;
+    json_t *plan;
+    if (options->on_device) {
+        struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
+        params.kind = ATTN_DEVICE_ORDINAL;
+        json_t *const document = plan_device(options, &params);
+        plans = json_array();
+        failed = !document;
+        if (document) json_array_append_new(plans, document);
+    } else {
+        plans = plan_targets(options, &failed);
+    }
+    if (options->as_json) {
+        const int result = cli_print_json(json_pack("{s:s, s:o}", "op", "decode", "plans", plans));
+        return failed ? CLI_FAILED : result;
+    }
+    json_array_foreach(plans, i, plan) print_plan(plan);
+    json_decref(plans);
+    return failed ? CLI_FAILED : CLI_FINE;
+}
+
+static int read_option(struct plan_options *const to, const int option)
+{
+    struct attn_splitk_policy policy;
+    switch (option) {
+    case OPTION_TARGET: to->target = optarg; return CLI_FINE;
+    case OPTION_DEVICE: to->on_device = true; return CLI_FINE;
+    case OPTION_JSON: to->as_json = true; return CLI_FINE;
+    case OPTION_POLICY:
+        to->policy = optarg;
+        if (attn_splitk_parse(optarg, &policy)) return CLI_FINE;
+        return cli_usage("plan",
+                         "--policy is '%s'; it is legacy, auto, chunk, chunk:N, a count or off",
+                         optarg);
+    case '?': return cli_usage("plan", "that option is not known");
+    default: return shape_read(&to->shape, "plan", option, optarg);
+    }
+}
+
+int command_plan(const int argc, char **const argv)
+{
+    static const struct option options[] = {
+        SHAPE_OPTIONS,
+        { "device", no_argument, NULL, OPTION_DEVICE },
+        { "help", no_argument, NULL, 'h' },
+        { "json", no_argument, NULL, OPTION_JSON },
+        { "policy", required_argument, NULL, OPTION_POLICY },
+        { "target", required_argument, NULL, OPTION_TARGET },
+        { NULL, 0, NULL, 0 },
+    };
+    struct plan_options plan = { .target = NULL };
+    int option, result = CLI_FINE;
+    shape_init(&plan.shape);
+    while (!result && (option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        if (option == 'h') {
+            print_help();
+            return CLI_FINE;
+        }
+        result = read_option(&plan, option);
+    }
+    if (result) return result;
+    if (optind + 1 != argc || strcmp(argv[optind], "decode"))
+        return cli_usage("plan", "one operation is needed: decode");
+    if (plan.target && plan.on_device)
+        return cli_usage("plan", "--target and --device exclude each other");
+    result = shape_finish(&plan.shape, "plan");
+    return result ? result : show_plans(&plan);
+}

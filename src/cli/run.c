@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// `attn run`: one operation on the tensors of a case file, and how far the result is from the
+// definition.
+#include "cli/case.h"
+#include "cli/cli.h"
+#include "cli/execute.h"
+#include "host/check.h"
+
+#include <getopt.h>
+#include <limits.h>
+#include <string.h>
+
+struct run_options {
+    const char *file, *output;
+    enum cli_device device;
+    bool with_lse, check, as_json;
+};
+
+// What a check found, against one standard.
+struct verdict {
+    const char *standard;
+    bool done, has_lse;
+    struct attn_check found;
+};
+
+struct run {
+    struct run_options options;
+    struct case_file loaded;
+    struct attn_device *device;
+    struct gpu *gpu;
+    struct execution result;
+    struct verdict verdicts[2];
+};
+
+static void print_help(void)
+{
+    printf(
+        "Usage: attn run FILE [options]\n\n"
+        "Runs the operation of a case file (safetensors with format = attn-case in its metadata).\n\n"
+        "  -o, --output OUT   write o (and lse) to a safetensors file\n"
+        "  --lse              write lse, too\n"
+        "  --device D         host, gpu or auto: the GPU if there is one that works (auto)\n"
+        "  --check            compare with the double-precision definition, and with expected_o and\n"
+        "                     expected_lse if the file has them; exit status 1 beyond the error bound\n"
+        "  --json             one JSON object\n");
+}
+
+static enum attn_check_bound get_bound(const struct run *const run)
+{
+    return run->gpu ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
+}
+
+static bool is_good(const struct verdict *const verdict)
+{
+    return !verdict->found.failed && !verdict->found.lse_failed;
+}
+
+static int check_result(struct run *const run)
+{
+    const struct attn_decode_params *const params = &run->loaded.params;
+    struct verdict *const oracle = &run->verdicts[0], *const expected = &run->verdicts[1];
+    oracle->standard = "definition";
+    oracle->has_lse = true;
+    if (attn_check_decode(params, run->result.o, run->result.lse, get_bound(run), &oracle->found))
+        return cli_fail("%s: out of memory in the check", run->options.file);
+    oracle->done = true;
+    if (!run->loaded.expected_o) return CLI_FINE;
+    expected->standard = "expected_o";
+    expected->has_lse = run->loaded.expected_lse != NULL;
+    if (attn_check_decode_expected(params, run->result.o, run->result.lse, run->loaded.expected_o,
+                                   run->loaded.expected_lse, get_bound(run), &expected->found))
+        return cli_fail("%s: out of memory in the check", run->options.file);
+    expected->done = true;
+    return CLI_FINE;
+}
+
+static int write_output(struct run *const run)
+{
+    const struct attn_decode_params *const params = &run->loaded.params;
+    const size_t elements = case_elements(params);
+    struct safetensors_tensor tensors[2] = {
+        { .name = "o",
+          .dtype = params->q_dtype == ATTN_DTYPE_BF16 ? "BF16" : "F16",
+          .data = run->result.o,
+          .bytes = elements * attn_dtype_size(params->q_dtype) },
+        { .name = "lse",
+          .dtype = "F32",
+          .data = run->result.lse,
+          .bytes = (size_t) params->batch * (size_t) params->num_q_heads * sizeof(float) },
+    };
+    for (int i = 0; i < 2; i++) {
+        int64_t *const shape = tensors[i].shape;
+        int rank = 0;
+        shape[rank++] = params->batch;
+        if (run->loaded.has_query_axis) shape[rank++] = 1;
+        shape[rank++] = params->num_q_heads;
+        if (!i) shape[rank++] = params->head_dim;
+        tensors[i].rank = rank;
+    }
+    char why[SAFETENSORS_WHY_SIZE];
+    json_t *const metadata =
+        json_pack("{s:s, s:s, s:s, s:s, s:s}", "format", "attn-result", "version", "1", "op",
+                  "decode", "kernel", run->result.kernel, "library", attn_version());
+    const int result = safetensors_write(run->options.output, tensors,
+                                         run->options.with_lse ? 2 : 1, metadata, why);
+    json_decref(metadata);
+    return result ? cli_fail("%s", why) : CLI_FINE;
+}
+
+static json_t *describe_verdict(const struct verdict *const verdict)
+{
+    const struct attn_check *const found = &verdict->found;
+    json_t *const object =
+        json_pack("{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:i, s:i, s:i}", "against",
+                  verdict->standard, "ok", is_good(verdict), "compared",
+                  (json_int_t) found->compared, "failed", (json_int_t) found->failed, "max_error",
+                  cli_json_real(found->max_error), "max_ratio", cli_json_real(found->max_ratio),
+                  "relative_rms", cli_json_real(found->relative_rms), "worst_sequence",
+                  (int) found->worst_sequence, "worst_head", (int) found->worst_head, "worst_dim",
+                  (int) found->worst_dim);
+    if (!verdict->has_lse) return object;
+    json_object_set_new(object, "lse_failed", json_integer((json_int_t) found->lse_failed));
+    json_object_set_new(object, "lse_max_error", cli_json_real(found->lse_max_error));
+    json_object_set_new(object, "lse_max_ratio", cli_json_real(found->lse_max_ratio));
+    return object;
+}
+
+static int print_json(const struct run *const run, const bool good)
+{
+    const struct attn_decode_params *const params = &run->loaded.params;
+    struct attn_device_info info = { .size = sizeof(info) };
+    json_t *const checks = json_array();
+    attn_device_describe(run->device, &info);
+    for (int i = 0; i < 2; i++)
+        if (run->verdicts[i].done)
+            json_array_append_new(checks, describe_verdict(&run->verdicts[i]));
+    json_t *const fault =
+        run->result.fault == INT32_MAX ? json_null() : json_integer(run->result.fault);
+    return cli_print_json(
+        json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:o, s:o}", "ok",
+                  good, "file", run->options.file, "op", "decode", "device", info.name, "kernel",
+                  run->result.kernel, "batch", (int) params->batch, "num_q_heads",
+                  (int) params->num_q_heads, "num_kv_heads", (int) params->num_kv_heads, "head_dim",
+                  (int) params->head_dim, "page_size", (int) params->page_size, "q_dtype",
+                  attn_dtype_name(params->q_dtype), "kv_dtype", attn_dtype_name(params->kv_dtype),
+                  "fault_sequence", fault, "checks", checks));
+}
+
+static void print_verdict(const struct verdict *const verdict)
+{
+    const struct attn_check *const found = &verdict->found;
+    printf("%-11s ", verdict->standard);
+    cli_print_verdict(stdout, is_good(verdict), is_good(verdict) ? "ok" : "FAILED");
+    printf(": o max error %.3g, relative RMS %.3g, at most %.3f of the bound", found->max_error,
+           found->relative_rms, found->max_ratio);
+    if (verdict->has_lse)
+        printf("; lse max error %.3g, %.3f of the bound", found->lse_max_error,
+               found->lse_max_ratio);
+    printf("\n");
+    if (found->failed)
+        printf(
+            "            %lld of %lld elements beyond the bound; the worst is o[%d][%d][%d] = %.9g, "
+            "exactly %.9g\n",
+            (long long) found->failed, (long long) found->compared, found->worst_sequence,
+            found->worst_head, found->worst_dim, found->worst_value, found->worst_exact);
+    if (found->lse_failed)
+        printf("            %lld lse beyond the bound\n", (long long) found->lse_failed);
+}
+
+static void print_readable(const struct run *const run)
+{
+    const struct attn_decode_params *const params = &run->loaded.params;
+    struct attn_device_info info = { .size = sizeof(info) };
+    int32_t longest = 0;
+    attn_device_describe(run->device, &info);
+    for (int32_t i = 0; i < params->batch; i++)
+        if (params->seq_lens[i] > longest) longest = params->seq_lens[i];
+    printf(
+        "decode      %d sequences of up to %d keys, %d/%d heads, head_dim %d, page %d, q %s, K and V %s\n",
+        params->batch, longest, params->num_q_heads, params->num_kv_heads, params->head_dim,
+        params->page_size, attn_dtype_name(params->q_dtype), attn_dtype_name(params->kv_dtype));
+    printf("device      %s\nkernel      %s\n", info.name, run->result.kernel);
+    for (int i = 0; i < 2; i++)
+        if (run->verdicts[i].done) print_verdict(&run->verdicts[i]);
+    if (run->options.output) printf("written     %s\n", run->options.output);
+}
+
+static int execute(struct run *const run)
+{
+    char why[1024];
+    const char *const policy = run->loaded.policy;
+    if (cli_open_device(run->options.device, policy, &run->device, &run->gpu)) return CLI_FAILED;
+    enum attn_status status =
+        execute_decode(run->device, run->gpu, &run->loaded.params, &run->result, why, sizeof(why));
+    if (status == ATTN_ERROR_UNSUPPORTED && run->gpu && run->options.device == CLI_DEVICE_AUTO) {
+        cli_warn("the host executor is used: %s", why);
+        cli_close_device(&run->device, &run->gpu);
+        if (cli_open_device(CLI_DEVICE_HOST, policy, &run->device, &run->gpu)) return CLI_FAILED;
+        status =
+            execute_decode(run->device, NULL, &run->loaded.params, &run->result, why, sizeof(why));
+    }
+    return status == ATTN_OK ? CLI_FINE : cli_fail("%s: %s", run->options.file, why);
+}
+
+// What a faulty sequence means for the exit status and for the reader.
+static int report(struct run *const run)
+{
+    bool good = run->result.fault == INT32_MAX;
+    for (int i = 0; i < 2; i++)
+        if (run->verdicts[i].done && !is_good(&run->verdicts[i])) good = false;
+    int result = CLI_FINE;
+    if (run->options.as_json)
+        result = print_json(run, good);
+    else
+        print_readable(run);
+    if (run->result.fault != INT32_MAX)
+        cli_fail(
+            "%s: sequence %d has a length below 0 or past its block table, or a page id outside the "
+            "pool among its attended keys; such keys count as absent",
+            run->options.file, run->result.fault);
+    return good ? result : CLI_FAILED;
+}
+
+static int run_case(struct run *const run)
+{
+    char why[SAFETENSORS_WHY_SIZE];
+    if (case_load(&run->loaded, run->options.file, cli_warn_sentence, NULL, why))
+        return cli_fail("%s", why);
+    int result = execute(run);
+    if (!result && run->options.check) result = check_result(run);
+    if (!result && run->options.output) result = write_output(run);
+    if (!result) result = report(run);
+    execution_free(&run->result);
+    cli_close_device(&run->device, &run->gpu);
+    case_free(&run->loaded);
+    return result;
+}
+
+int command_run(const int argc, char **const argv)
+{
+    static const struct option options[] = {
+        { "check", no_argument, NULL, 'c' },
+        { "device", required_argument, NULL, 'd' },
+        { "help", no_argument, NULL, 'h' },
+        { "json", no_argument, NULL, 'j' },
+        { "lse", no_argument, NULL, 'l' },
+        { "output", required_argument, NULL, 'o' },
+        { NULL, 0, NULL, 0 },
+    };
+    struct run run = { .device = NULL };
+    int option;
+    while ((option = getopt_long(argc, argv, "ho:", options, NULL)) != -1) {
+        switch (option) {
+        case 'c': run.options.check = true; break;
+        case 'd':
+            if (cli_read_device(optarg, &run.options.device)) break;
+            return cli_usage("run", "--device is '%s'; it is host, gpu or auto", optarg);
+        case 'h': print_help(); return CLI_FINE;
+        case 'j': run.options.as_json = true; break;
+        case 'l': run.options.with_lse = true; break;
+        case 'o': run.options.output = optarg; break;
+        default: return cli_usage("run", "that option is not known, or lacks its value");
+        }
+    }
+    if (optind + 1 != argc) return cli_usage("run", "one case file is needed");
+    if (run.options.with_lse && !run.options.output)
+        return cli_usage("run", "--lse needs -o: it is written to the output file");
+    run.options.file = argv[optind];
+    return run_case(&run);
+}
