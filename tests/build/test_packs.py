@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the build made: each fatbin holds its rows and its chip's code and nothing else, no kernel
+spills, packs are small, and the shared objects export and need what they should.
+
+usage: test_packs.py SOURCE_ROOT [--core LIBATTN] [--pack TARGET FATBIN PACK] ...
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+import fatbin
+
+KIND_ELF = 2
+MAX_PACK_BYTES = 20 * 1000 * 1000
+# libc, what older C libraries keep beside it, and the loader, which thread-local variables need.
+MAY_NEED = {"libc", "libdl", "libpthread"}
+LOADER = re.compile(r"ld-linux")
+# Runtimes of sanitizers, in such builds.
+SANITIZER = re.compile(r"lib(a|ub|t|l)san$")
+
+failures = []
+
+
+def expect(condition, sentence):
+    if not condition:
+        failures.append(sentence)
+
+
+def read_conf(path):
+    """Key -> value, as keyval reads it."""
+    pairs = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        line = line.split("#")[0]
+        if "=" in line:
+            key, value = line.split("=", 1)
+            pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def exported(library):
+    """Names of the dynamic symbols that a library defines for others."""
+    lines = [line.split() for line in run("nm", "-D", "--defined-only", str(library)).splitlines()]
+    return {words[-1].split("@")[0] for words in lines if words[-2] not in "wv"}
+
+
+def read_needed(library):
+    return re.findall(r"\(NEEDED\).*\[(.+?)\.so", run("readelf", "-d", "-W", str(library)))
+
+
+def needed(library):
+    return {n for n in read_needed(library) if not SANITIZER.search(n) and not LOADER.match(n)}
+
+
+def check_ptxas(target, row, report, limit):
+    text = report.read_text(encoding="utf-8")
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]
+    expect(spills, f"{target}: {report.name} says nothing of spills")
+    expect(not any(spills), f"{target}: {row} spills: {spills}")
+    expect("C75" not in text, f"{target}: {report.name} has a C75xx line")
+    used = [int(n) for n in re.findall(r"(\d+) bytes smem", text)]
+    expect(all(n <= limit for n in used), f"{target}: {row} uses {used} bytes of {limit}")
+
+
+def check_pack(root, target, fatbin_path, pack):
+    chip = read_conf(root / "targets" / target / "target.conf")
+    rows = read_conf(root / "targets" / target / "kernels.conf")
+    number = int(re.sub(r"\D", "", chip["arch"]))
+    kernels = []
+    for kind, arch, payload in fatbin.read_entries(fatbin_path.read_bytes()):
+        expect(kind == KIND_ELF, f"{target}: an entry of kind {kind}, which is no cubin")
+        expect(arch == number, f"{target}: code for architecture {arch}, not {number}")
+        if kind == KIND_ELF:
+            kernels += fatbin.read_kernels(payload)
+    expect(
+        sorted(kernels) == sorted(rows),
+        f"{target}: the fatbin holds {sorted(kernels)}, kernels.conf {sorted(rows)}",
+    )
+    for row in rows:
+        report = fatbin_path.parent / f"{target}-{row}.ptxas"
+        check_ptxas(target, row, report, int(chip["smem_per_block"]))
+    if pack.suffix == ".so":
+        size = pack.stat().st_size
+        expect(
+            size <= MAX_PACK_BYTES, f"{pack.name} has {size} bytes, the limit is {MAX_PACK_BYTES}"
+        )
+        expect(exported(pack) == {"attn_pack"}, f"{pack.name} exports {sorted(exported(pack))}")
+        expect(needed(pack) <= {"libc"}, f"{pack.name} needs {sorted(needed(pack))}")
+        check_paths(root, pack)
+
+
+def check_paths(root, library):
+    """Nothing of the machine that built it. (Sanitizers name source files, so such builds do.)"""
+    if any(map(SANITIZER.search, read_needed(library))):
+        return
+    contents = library.read_bytes()
+    for path in (root.resolve(), library.resolve().parents[1]):
+        expect(str(path).encode() not in contents, f"{library.name} holds the path {path}")
+
+
+def check_core(root, core):
+    strangers = [name for name in exported(core) if not name.startswith("attn_")]
+    expect(not strangers, f"{core.name} exports {strangers}")
+    expect("attn_decode" in exported(core), f"{core.name} does not export attn_decode")
+    expect(needed(core) <= MAY_NEED, f"{core.name} needs {sorted(needed(core) - MAY_NEED)}")
+    # The pack folder is a path that it may hold: the rest is not.
+    check_paths(root, core)
+    headers = "".join(f.read_text() for f in sorted((root / "include" / "attn").glob("*.h")))
+    declared = set(re.findall(r"ATTN_API[^;]*?\b(attn_\w+)\(", headers))
+    expect(
+        exported(core) == declared,
+        f"exported, and in no header: {sorted(exported(core) - declared)}; "
+        f"in a header, and not exported: {sorted(declared - exported(core))}",
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=pathlib.Path)
+    parser.add_argument("--core", type=pathlib.Path)
+    parser.add_argument("--pack", nargs=3, action="append", default=[])
+    args = parser.parse_args()
+    if args.core and args.core.suffix != ".a":
+        check_core(args.root, args.core)
+    for target, image, pack in args.pack:
+        check_pack(args.root, target, pathlib.Path(image), pathlib.Path(pack))
+    print("\n".join(failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Case files of real models on the host executor, against the values in the files, which come from
+// another program. ATTN_CASE_DIR names a folder with more of them.
+#include "attn/attn.h"
+#include "cli/case.h"
+#include "cli/execute.h"
+#include "host/check.h"
+
+#include <criterion/criterion.h>
+#include <glob.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct attn_device *open_host(void)
+{
+    struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
+    struct attn_device *device;
+    cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
+    return device;
+}
+
+static void run_file(struct attn_device *const device, const char *const path)
+{
+    char why[SAFETENSORS_WHY_SIZE] = "";
+    struct case_file loaded;
+    struct execution result;
+    struct attn_check found;
+    cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
+    cr_assert_not_null(loaded.expected_o, "%s has no expected_o", path);
+    cr_assert_eq(execute_decode(device, NULL, &loaded.params, &result, why, sizeof(why)), ATTN_OK,
+                 "%s: %s", path, why);
+    cr_expect_eq(result.fault, INT32_MAX, "%s: sequence %d is faulty", path, result.fault);
+    cr_assert_eq(attn_check_decode_expected(&loaded.params, result.o, result.lse, loaded.expected_o,
+                                            loaded.expected_lse, ATTN_CHECK_HOST, &found),
+                 0);
+    cr_expect_eq((size_t) found.compared, case_elements(&loaded.params), "%s: not all compared",
+                 path);
+    cr_expect(
+        !found.failed && !found.lse_failed,
+        "%s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d] is %.9g, expected %.9g",
+        path, (long long) found.failed, (long long) found.lse_failed, found.worst_sequence,
+        found.worst_head, found.worst_dim, found.worst_value, found.worst_exact);
+    execution_free(&result);
+    case_free(&loaded);
+}
+
+// How many files there are.
+static size_t run_folder(struct attn_device *const device, const char *const folder)
+{
+    char pattern[4096];
+    glob_t files;
+    snprintf(pattern, sizeof(pattern), "%s/*decode*.safetensors", folder);
+    if (glob(pattern, 0, NULL, &files)) return 0;
+    const size_t count = files.gl_pathc;
+    for (size_t i = 0; i < count; i++) run_file(device, files.gl_pathv[i]);
+    globfree(&files);
+    return count;
+}
+
+Test(cases, real_ones_meet_their_expected_values, .timeout = 100)
+{
+    const char *const data = getenv("ATTN_TEST_DATA"), *const more = getenv("ATTN_CASE_DIR");
+    char golden[4096];
+    struct attn_device *device = open_host();
+    cr_assert_not_null(data, "ATTN_TEST_DATA is not set");
+    cr_expect_gt(run_folder(device, data), 0, "%s has no cases", data);
+    snprintf(golden, sizeof(golden), "%s/../golden", data);
+    run_folder(device, golden);
+    if (more) cr_expect_gt(run_folder(device, more), 0, "%s has no cases", more);
+    attn_device_close(&device);
+}
+
+// A copy of the real case with one value changed has to be found wrong: the check can fail.
+Test(cases, a_wrong_expected_value_is_noticed)
+{
+    char path[4096], why[SAFETENSORS_WHY_SIZE] = "";
+    struct attn_device *device = open_host();
+    struct case_file loaded;
+    struct execution result;
+    struct attn_check found;
+    const char *const data = getenv("ATTN_TEST_DATA");
+    cr_assert_not_null(data, "ATTN_TEST_DATA is not set");
+    snprintf(path, sizeof(path), "%s/smollm2_decode_bf16_page16.safetensors", data);
+    cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
+    cr_assert_eq(execute_decode(device, NULL, &loaded.params, &result, why, sizeof(why)), ATTN_OK,
+                 "%s", why);
+    loaded.expected_o[7] *= 1.02;
+    loaded.expected_lse[3] += 1e-4;
+    cr_assert_eq(attn_check_decode_expected(&loaded.params, result.o, result.lse, loaded.expected_o,
+                                            loaded.expected_lse, ATTN_CHECK_HOST, &found),
+                 0);
+    cr_expect_eq(found.failed, 1);
+    cr_expect_eq(found.lse_failed, 1);
+    cr_expect_eq(found.worst_dim, 7);
+    execution_free(&result);
+    case_free(&loaded);
+    attn_device_close(&device);
+}

@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/support/decode_case.h"
+
+#include "tests/support/random.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Kinds of rows, for their seeds.
+enum {
+    ROW_Q = 1,
+    ROW_K,
+    ROW_V,
+    ROW_SINKS,
+    ROW_SCALES,
+    ROW_LEN,
+    ROW_SPECIAL,
+    ROW_PAGES,
+    ROW_TABLE
+};
+
+// Scale and q . k that give -66855.55 for every key; two of them have an lse of -66854.86.
+static const float FAR_SCALE = 66855.55f;
+
+static int32_t id_of(const struct decode_case *c, int32_t sequence)
+{
+    return c->ids ? c->ids[sequence] : sequence;
+}
+
+static int32_t edge_len(const struct decode_case *c, int32_t id)
+{
+    const int32_t w = c->window;
+    const int32_t edges[] = {
+        1335,  0, 1,     17,  128, 15, 129, 16, 127, 1000, 2, 257, w > 1 ? w - 1 : 3,
+        w + 1, w, w + 2, 640, 63,
+    };
+    const int32_t len = edges[(uint32_t) id % (sizeof(edges) / sizeof(edges[0]))];
+    return len < c->len ? len : c->len;
+}
+
+static int32_t len_of(const struct decode_case *c, int32_t sequence)
+{
+    if (c->given_lens) return c->given_lens[sequence];
+    const int32_t id = id_of(c, sequence);
+    if (c->lens == DECODE_LENS_EDGES) return edge_len(c, id);
+    if (c->lens == DECODE_LENS_FULL) return c->len;
+    struct random random = { random_mix(random_mix(c->seed, ROW_LEN), (uint64_t) id) };
+    const int32_t len = (int32_t) exp((random_uniform(&random) + 1) / 2 * log(c->len + 1.0));
+    return len < 1 ? 1 : len > c->len ? c->len : len;
+}
+
+static int32_t start_of(const struct decode_case *c, int32_t len)
+{
+    return c->window > 0 && len > c->window ? len - c->window : 0;
+}
+
+// The key of a sequence that a fill treats in its own way.
+static int32_t special_key(const struct decode_case *c, int32_t id, int32_t len)
+{
+    struct random random = { random_mix(random_mix(c->seed, ROW_SPECIAL), (uint64_t) id) };
+    const int32_t start = start_of(c, len);
+    return len > start ? start + (int32_t) random_below(&random, (uint32_t) (len - start)) : -1;
+}
+
+static uint64_t row_seed(const struct decode_case *c, int kind, int32_t id, int32_t token,
+                         int32_t head)
+{
+    const uint64_t sequence = random_mix(random_mix(c->seed, (uint64_t) kind), (uint64_t) id);
+    return random_mix(random_mix(sequence, (uint64_t) token), (uint64_t) head);
+}
+
+// Most of what is filled is BF16, and much: this is faster than attn_store.
+static uint16_t round_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return (uint16_t) ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static void fill_random(void *base, int64_t index, int32_t count, enum attn_dtype dtype,
+                        uint64_t seed, double size)
+{
+    struct random random = { seed };
+    const float step = (float) (size / 32768);
+    for (int32_t d = 0; d < count; d += 4) {
+        uint64_t bits = random_next(&random);
+        for (int32_t i = d; i < d + 4; i++, bits >>= 16) {
+            const float value = ((float) (bits & 0xFFFF) - 32767.5f) * step;
+            if (dtype == ATTN_DTYPE_BF16)
+                ((uint16_t *) base)[index + i] = round_bf16(value);
+            else
+                attn_store(base, index + i, dtype, value);
+        }
+    }
+}
+
+static void fill_zeros(void *base, int64_t index, int32_t count, enum attn_dtype dtype)
+{
+    for (int32_t d = 0; d < count; d++) attn_store(base, index + d, dtype, 0);
+}
+
+static bool is_flat(enum decode_fill fill)
+{
+    return fill == DECODE_FILL_MEAN || fill == DECODE_FILL_FAR || fill == DECODE_FILL_MINUS_INF;
+}
+
+static void fill_q_row(const struct decode_case *c, int32_t id, int32_t head, void *base,
+                       int64_t index)
+{
+    if (!is_flat(c->fill)) {
+        fill_random(base, index, c->head_dim, c->q_dtype, row_seed(c, ROW_Q, id, 0, head), 3);
+    } else {
+        fill_zeros(base, index, c->head_dim, c->q_dtype);
+        if (c->fill != DECODE_FILL_MEAN) attn_store(base, index, c->q_dtype, 1);
+    }
+    if (c->fill == DECODE_FILL_NAN_Q && head % 2 == 0) attn_store(base, index + 1, c->q_dtype, NAN);
+}
+
+static void fill_k_row(const struct decode_case *c, int32_t id, int32_t token, int32_t special,
+                       int32_t head, void *base, int64_t index)
+{
+    const enum attn_dtype dtype = c->kv_dtype;
+    if (is_flat(c->fill)) {
+        fill_zeros(base, index, c->head_dim, dtype);
+        if (c->fill == DECODE_FILL_FAR) attn_store(base, index, dtype, -1);
+        if (c->fill == DECODE_FILL_MINUS_INF) attn_store(base, index, dtype, -INFINITY);
+        return;
+    }
+    // Along the group's first query: its score is about 6 sqrt(head_dim).
+    const bool along = c->fill == DECODE_FILL_PEAKED && token == special;
+    const int32_t first = head * (c->num_q_heads / c->num_kv_heads);
+    fill_random(base, index, c->head_dim, dtype,
+                along ? row_seed(c, ROW_Q, id, 0, first) : row_seed(c, ROW_K, id, token, head),
+                along ? 6 : 1);
+    if (token != special) return;
+    if (c->fill == DECODE_FILL_INF_K) attn_store(base, index + 5, dtype, INFINITY);
+    if (c->fill == DECODE_FILL_NAN_K) attn_store(base, index + 5, dtype, NAN);
+}
+
+static double huge_value(enum attn_dtype dtype)
+{
+    return dtype == ATTN_DTYPE_BF16 ? 3e38 : dtype == ATTN_DTYPE_FP16 ? 65000 : 448;
+}
+
+static void fill_v_row(const struct decode_case *c, int32_t id, int32_t token, int32_t special,
+                       int32_t head, void *base, int64_t index)
+{
+    const enum attn_dtype dtype = c->kv_dtype;
+    if (c->fill == DECODE_FILL_MEAN) {
+        for (int32_t d = 0; d < c->head_dim; d++)
+            attn_store(base, index + d, dtype, token % 32 == d % 32 ? 32 : 0);
+        return;
+    }
+    fill_random(base, index, c->head_dim, dtype, row_seed(c, ROW_V, id, token, head), 1);
+    if (token != special) return;
+    const int64_t at = index + c->head_dim / 2;
+    if (c->fill == DECODE_FILL_HUGE) attn_store(base, at, dtype, huge_value(dtype));
+    if (c->fill == DECODE_FILL_INF_V) attn_store(base, at, dtype, INFINITY);
+    if (c->fill == DECODE_FILL_NAN_V) attn_store(base, at, dtype, NAN);
+}
+
+// ---- layout
+
+static void set_strides(struct decode_data *data)
+{
+    struct attn_decode_params *const p = &data->params;
+    const int64_t token = (int64_t) p->num_kv_heads * p->head_dim, page = p->page_size * token;
+    const bool layer = data->c.layout == DECODE_LAYOUT_LAYER;
+    const bool k_heads = data->c.layout == DECODE_LAYOUT_HND;
+    const bool v_heads = k_heads || data->c.layout == DECODE_LAYOUT_MIXED;
+    p->k_page_stride = p->v_page_stride = layer ? 6 * page : page;
+    p->k_token_stride = k_heads ? p->head_dim : token;
+    p->k_head_stride = k_heads ? (int64_t) p->page_size * p->head_dim : p->head_dim;
+    p->v_token_stride = v_heads ? p->head_dim : token;
+    p->v_head_stride = v_heads ? (int64_t) p->page_size * p->head_dim : p->head_dim;
+    // The second of three layers.
+    data->k_offset = layer ? 2 * page : 0;
+    data->v_offset = layer ? 3 * page : 0;
+    p->q_stride =
+        (int64_t) (p->num_q_heads + (data->c.fused_q ? 2 * p->num_kv_heads : 0)) * p->head_dim;
+}
+
+// Pages that hold the first `keys` tokens.
+static int64_t pages_before(int32_t keys, int32_t page_size)
+{
+    return ((int64_t) keys + page_size - 1) / page_size;
+}
+
+// Sets the sizes that follow from the lengths.
+static void count_pages(struct decode_data *data)
+{
+    const struct decode_case *const c = &data->c;
+    int64_t needed = 0, widest = 0;
+    for (int32_t b = 0; b < c->batch; b++) {
+        const int32_t len = len_of(c, b);
+        const int64_t end = pages_before(len, c->page_size);
+        needed += end - start_of(c, len) / c->page_size;
+        if (end > widest) widest = end;
+    }
+    data->params.num_pages = needed + 3;
+    data->params.max_pages_per_seq = (int32_t) widest + c->extra_columns;
+    if (data->params.max_pages_per_seq < 1) data->params.max_pages_per_seq = 1;
+}
+
+static void set_params(struct decode_data *data)
+{
+    const struct decode_case *const c = &data->c;
+    struct attn_decode_params *const p = &data->params;
+    *p = ATTN_DECODE_PARAMS_INIT;
+    p->q_dtype = c->q_dtype;
+    p->kv_dtype = c->kv_dtype;
+    p->batch = c->batch;
+    p->num_q_heads = c->num_q_heads;
+    p->num_kv_heads = c->num_kv_heads;
+    p->head_dim = c->head_dim;
+    p->page_size = c->page_size;
+    p->scale = c->scale != 0                ? c->scale
+               : c->fill == DECODE_FILL_FAR ? FAR_SCALE
+                                            : (float) (1 / sqrt(c->head_dim));
+    p->softcap = c->softcap;
+    p->window = c->window;
+    if (c->k_scale != 0) p->k_scale = c->k_scale;
+    if (c->v_scale != 0) p->v_scale = c->v_scale;
+    p->max_decode_seqs = c->batch;
+    count_pages(data);
+    set_strides(data);
+}
+
+static enum attn_status size_zones(struct decode_data *data, const struct attn_device *device)
+{
+    const struct attn_decode_params *const p = &data->params;
+    const struct attn_decode_shape shape = {
+        .size = (uint32_t) sizeof(shape),
+        .q_dtype = p->q_dtype,
+        .kv_dtype = p->kv_dtype,
+        .batch = p->batch,
+        .q_len = 1,
+        .num_q_heads = p->num_q_heads,
+        .num_kv_heads = p->num_kv_heads,
+        .head_dim = p->head_dim,
+        .page_size = p->page_size,
+        .max_pages_per_seq = p->max_pages_per_seq,
+        .window = p->window,
+        .max_decode_seqs = p->max_decode_seqs,
+    };
+    struct attn_decode_plan plan = { .size = (uint32_t) sizeof(plan) };
+    size_t workspace = 0;
+    int32_t counters = 0;
+    enum attn_status status = attn_decode_plan(device, &shape, &plan);
+    if (status == ATTN_OK) status = attn_decode_workspace(device, &shape, &workspace);
+    if (status == ATTN_OK) status = attn_decode_counters(device, &shape, &counters);
+    if (status != ATTN_OK) return status;
+
+    const size_t batch = (size_t) p->batch, heads = (size_t) p->num_q_heads;
+    const size_t q_size = attn_dtype_size(p->q_dtype);
+    const size_t pool = (size_t) (p->num_pages * p->k_page_stride) * attn_dtype_size(p->kv_dtype);
+    struct canary_zone *const zones = data->zones;
+    data->kernel = plan.kernel;
+    zones[DECODE_ZONE_Q].bytes = batch * (size_t) p->q_stride * q_size;
+    zones[DECODE_ZONE_K].bytes = pool;
+    zones[DECODE_ZONE_V].bytes = data->c.layout == DECODE_LAYOUT_LAYER ? 0 : pool;
+    zones[DECODE_ZONE_TABLE].bytes = batch * (size_t) p->max_pages_per_seq * sizeof(int32_t);
+    zones[DECODE_ZONE_LENS].bytes = batch * sizeof(int32_t);
+    zones[DECODE_ZONE_SINKS].bytes = data->c.sinks ? heads * sizeof(float) : 0;
+    zones[DECODE_ZONE_K_SCALES].bytes =
+        data->c.scales ? (size_t) p->num_kv_heads * sizeof(float) : 0;
+    zones[DECODE_ZONE_V_SCALES].bytes = zones[DECODE_ZONE_K_SCALES].bytes;
+    zones[DECODE_ZONE_O].bytes = batch * heads * (size_t) p->head_dim * q_size;
+    zones[DECODE_ZONE_LSE].bytes = data->c.lse ? batch * heads * sizeof(float) : 0;
+    zones[DECODE_ZONE_WORKSPACE].bytes = workspace;
+    zones[DECODE_ZONE_COUNTERS].bytes = (size_t) counters * sizeof(int32_t);
+    zones[DECODE_ZONE_FAULT].bytes = sizeof(int32_t);
+    for (int i = DECODE_ZONE_O; i < NUM_DECODE_ZONES; i++) zones[i].writable = 1;
+    data->params.workspace_bytes = workspace;
+    data->bytes = canary_lay_out(zones, NUM_DECODE_ZONES);
+    return ATTN_OK;
+}
+
+// ---- contents
+
+static void fill_sequence(struct decode_data *data, int32_t sequence)
+{
+    const struct decode_case *const c = &data->c;
+    const struct attn_decode_params p = decode_data_params(data, data->image);
+    const int32_t id = id_of(c, sequence), len = p.seq_lens[sequence];
+    const int32_t special = special_key(c, id, len);
+    for (int32_t h = 0; h < c->num_q_heads; h++)
+        fill_q_row(c, id, h, decode_image(data, DECODE_ZONE_Q),
+                   sequence * p.q_stride + (int64_t) h * c->head_dim);
+    void *const k = decode_image(data, DECODE_ZONE_K);
+    void *const v = c->layout == DECODE_LAYOUT_LAYER ? k : decode_image(data, DECODE_ZONE_V);
+    for (int32_t t = start_of(c, len); t < len; t++) {
+        const int64_t page =
+            p.block_table[(int64_t) sequence * p.max_pages_per_seq + t / c->page_size];
+        const int64_t slot = t % c->page_size;
+        for (int32_t h = 0; h < c->num_kv_heads; h++) {
+            const int64_t k_row =
+                page * p.k_page_stride + slot * p.k_token_stride + h * p.k_head_stride;
+            const int64_t v_row =
+                page * p.v_page_stride + slot * p.v_token_stride + h * p.v_head_stride;
+            fill_k_row(c, id, t, special, h, k, data->k_offset + k_row);
+            fill_v_row(c, id, t, special, h, v, data->v_offset + v_row);
+        }
+    }
+}
+
+// Stale entries: ids of no page, or of a page that is poison or someone else's.
+static int32_t stale_entry(struct random *random, int64_t num_pages)
+{
+    const int32_t choices[] = {
+        -1,
+        INT32_MAX,
+        INT32_MIN,
+        (int32_t) num_pages,
+        (int32_t) random_below(random, (uint32_t) num_pages),
+    };
+    return choices[random_below(random, 5)];
+}
+
+static int fill_table(struct decode_data *data)
+{
+    const struct decode_case *const c = &data->c;
+    const int64_t num_pages = data->params.num_pages, width = data->params.max_pages_per_seq;
+    int32_t *const table = decode_image(data, DECODE_ZONE_TABLE);
+    int32_t *const lens = decode_image(data, DECODE_ZONE_LENS);
+    int32_t *const order = malloc((size_t) num_pages * sizeof(*order));
+    if (!order) return -1;
+
+    struct random random = { random_mix(c->page_seed, ROW_PAGES) };
+    for (int32_t i = 0; i < num_pages; i++) {
+        const int32_t j = (int32_t) random_below(&random, (uint32_t) i + 1);
+        order[i] = order[j];
+        order[j] = i;
+    }
+    int64_t next = 0;
+    for (int32_t b = 0; b < c->batch; b++) {
+        lens[b] = len_of(c, b);
+        const int64_t first = start_of(c, lens[b]) / c->page_size,
+                      end = pages_before(lens[b], c->page_size);
+        for (int64_t i = 0; i < width; i++)
+            table[b * width + i] =
+                i >= first && i < end ? order[next++] : stale_entry(&random, num_pages);
+    }
+    free(order);
+    return 0;
+}
+
+static void fill_scalars(struct decode_data *data)
+{
+    const struct decode_case *const c = &data->c;
+    struct random random = { random_mix(c->seed, ROW_SINKS) };
+    float *const sinks = decode_image(data, DECODE_ZONE_SINKS);
+    for (int32_t h = 0; c->sinks && h < c->num_q_heads; h++)
+        sinks[h] = h % 5 == 4 ? -INFINITY : (float) (4 * random_uniform(&random));
+    float *const k = decode_image(data, DECODE_ZONE_K_SCALES);
+    float *const v = decode_image(data, DECODE_ZONE_V_SCALES);
+    for (int32_t h = 0; c->scales && h < c->num_kv_heads; h++) {
+        k[h] = (float) (0.75 + 0.5 * random_uniform(&random));
+        v[h] = (float) (0.5 + 0.25 * random_uniform(&random));
+    }
+}
+
+static int fill_image(struct decode_data *data)
+{
+    memset(data->image, 0xA5, data->bytes);
+    for (int i = 0; i < NUM_DECODE_ZONES; i++)
+        memset(data->image + data->zones[i].offset, data->c.poison, data->zones[i].bytes);
+    if (data->zones[DECODE_ZONE_COUNTERS].bytes > 0)
+        memset(decode_image(data, DECODE_ZONE_COUNTERS), 0,
+               data->zones[DECODE_ZONE_COUNTERS].bytes);
+    *(int32_t *) decode_image(data, DECODE_ZONE_FAULT) = INT32_MAX;
+    if (fill_table(data)) return -1;
+    fill_scalars(data);
+    for (int32_t b = 0; b < data->c.batch; b++) fill_sequence(data, b);
+    return 0;
+}
+
+enum attn_status decode_data_build(struct decode_data **out, const struct decode_case *c,
+                                   const struct attn_device *device)
+{
+    *out = NULL;
+    struct decode_data *data = calloc(1, sizeof(*data));
+    if (!data) return ATTN_ERROR_NO_MEMORY;
+    data->c = *c;
+    if (data->c.q_dtype == ATTN_DTYPE_NONE) data->c.q_dtype = ATTN_DTYPE_BF16;
+    if (data->c.kv_dtype == ATTN_DTYPE_NONE) data->c.kv_dtype = data->c.q_dtype;
+    if (data->c.poison == 0) data->c.poison = 0x7F;
+    set_params(data);
+    enum attn_status status = size_zones(data, device);
+    if (status != ATTN_OK) goto out;
+    status = ATTN_ERROR_NO_MEMORY;
+    data->image = aligned_alloc(CANARY_BYTES, data->bytes);
+    data->result = aligned_alloc(CANARY_BYTES, data->bytes);
+    if (!data->image || !data->result || fill_image(data)) goto out;
+    *out = data;
+    return ATTN_OK;
+out:
+    decode_data_free(&data);
+    return status;
+}
+
+void decode_data_free(struct decode_data **data)
+{
+    if (!*data) return;
+    free((*data)->image);
+    free((*data)->result);
+    free(*data);
+    *data = NULL;
+}
+
+// ---- the call, and what came of it
+
+static void *zone_at(const struct decode_data *data, void *base, enum decode_zone zone)
+{
+    return data->zones[zone].bytes > 0 ? (uint8_t *) base + data->zones[zone].offset : NULL;
+}
+
+void *decode_image(const struct decode_data *data, enum decode_zone zone)
+{
+    return data->image + data->zones[zone].offset;
+}
+
+const void *decode_result(const struct decode_data *data, enum decode_zone zone)
+{
+    return data->result + data->zones[zone].offset;
+}
+
+struct attn_decode_params decode_data_params(const struct decode_data *data, void *base)
+{
+    struct attn_decode_params p = data->params;
+    const int64_t size = (int64_t) attn_dtype_size(p.kv_dtype);
+    uint8_t *const k = zone_at(data, base, DECODE_ZONE_K);
+    uint8_t *const v =
+        data->c.layout == DECODE_LAYOUT_LAYER ? k : zone_at(data, base, DECODE_ZONE_V);
+    p.q = zone_at(data, base, DECODE_ZONE_Q);
+    p.k_pool = k + data->k_offset * size;
+    p.v_pool = v + data->v_offset * size;
+    p.block_table = zone_at(data, base, DECODE_ZONE_TABLE);
+    p.seq_lens = zone_at(data, base, DECODE_ZONE_LENS);
+    p.sinks = zone_at(data, base, DECODE_ZONE_SINKS);
+    p.k_scales = zone_at(data, base, DECODE_ZONE_K_SCALES);
+    p.v_scales = zone_at(data, base, DECODE_ZONE_V_SCALES);
+    p.o = zone_at(data, base, DECODE_ZONE_O);
+    p.lse = zone_at(data, base, DECODE_ZONE_LSE);
+    p.workspace = zone_at(data, base, DECODE_ZONE_WORKSPACE);
+    p.counters = zone_at(data, base, DECODE_ZONE_COUNTERS);
+    p.fault = zone_at(data, base, DECODE_ZONE_FAULT);
+    return p;
+}
+
+enum attn_status decode_data_run_host(struct decode_data *data, struct attn_device *device)
+{
+    memcpy(data->result, data->image, data->bytes);
+    const struct attn_decode_params params = decode_data_params(data, data->result);
+    return attn_decode(device, &params, NULL);
+}
+
+bool decode_data_check(const struct decode_data *data, enum attn_check_bound bound,
+                       struct attn_check *check)
+{
+    const struct attn_decode_params params = decode_data_params(data, data->image);
+    const float *const lse = data->c.lse ? decode_result(data, DECODE_ZONE_LSE) : NULL;
+    return attn_check_decode(&params, decode_result(data, DECODE_ZONE_O), lse, bound, check) == 0 &&
+           check->failed == 0 && check->lse_failed == 0;
+}
+
+bool decode_data_intact(const struct decode_data *data)
+{
+    const size_t counters = data->zones[DECODE_ZONE_COUNTERS].bytes;
+    return canary_find(data->zones, NUM_DECODE_ZONES, data->image, data->result, data->bytes) < 0 &&
+           memcmp(decode_result(data, DECODE_ZONE_COUNTERS),
+                  decode_image(data, DECODE_ZONE_COUNTERS), counters) == 0;
+}
+
+int32_t decode_data_fault(const struct decode_data *data)
+{
+    return *(const int32_t *) decode_result(data, DECODE_ZONE_FAULT);
+}
+
+bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
+                       int32_t j)
+{
+    const size_t heads = (size_t) a->params.num_q_heads, lse = heads * sizeof(float);
+    const size_t o = heads * (size_t) a->params.head_dim * attn_dtype_size(a->params.q_dtype);
+    const uint8_t *const o_a = decode_result(a, DECODE_ZONE_O);
+    const uint8_t *const o_b = decode_result(b, DECODE_ZONE_O);
+    if (memcmp(o_a + (size_t) i * o, o_b + (size_t) j * o, o) != 0) return false;
+    if (!a->c.lse || !b->c.lse) return true;
+    const uint8_t *const lse_a = decode_result(a, DECODE_ZONE_LSE);
+    const uint8_t *const lse_b = decode_result(b, DECODE_ZONE_LSE);
+    return memcmp(lse_a + (size_t) i * lse, lse_b + (size_t) j * lse, lse) == 0;
+}
+
+const char *decode_case_text(const struct decode_case *c, char *text, size_t size)
+{
+    snprintf(
+        text, size,
+        "%s: batch %d, heads %d/%d, head_dim %d, page %d, len %d (kind %d), window %d, softcap %g, "
+        "scales %d, sinks %d, lse %d, layout %d, fused q %d, fill %d, seed %llu",
+        c->name ? c->name : "case", c->batch, c->num_q_heads, c->num_kv_heads, c->head_dim,
+        c->page_size, c->len, (int) c->lens, c->window, (double) c->softcap, c->scales, c->sinks,
+        c->lse, (int) c->layout, c->fused_q, (int) c->fill, (unsigned long long) c->seed);
+    return text;
+}
+
+const char *decode_check_text(const struct attn_check *check, char *text, size_t size)
+{
+    snprintf(
+        text, size,
+        "%lld of %lld elements and %lld lse beyond the bound; worst at [%d][%d][%d]: "
+        "%.9g for %.9g, %.3g of the bound, lse %.3g of it",
+        (long long) check->failed, (long long) check->compared, (long long) check->lse_failed,
+        check->worst_sequence, check->worst_head, check->worst_dim, check->worst_value,
+        check->worst_exact, check->max_ratio, check->lse_max_ratio);
+    return text;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// A call of decode, made from a description: tensors, scrambled pages, and poison wherever the call
+// has no business. What a sequence contains depends on the seed and on the sequence's id, never on
+// where it lies: so the same id gives the same bits in every batch, page size and layout, or
+// something is wrong.
+#ifndef ATTN_TESTS_DECODE_CASE_H
+#define ATTN_TESTS_DECODE_CASE_H
+
+#include "attn/attn.h"
+#include "host/check.h"
+#include "tests/support/canary.h"
+
+#include <stdbool.h>
+
+enum decode_fill {
+    DECODE_FILL_UNIFORM,
+    // One key takes nearly all the weight.
+    DECODE_FILL_PEAKED,
+    // Scores 0: o is the mean of V, and V tells tokens apart so that a wrong edge shows.
+    DECODE_FILL_MEAN,
+    // One element of V near the largest number of its type.
+    DECODE_FILL_HUGE,
+    // Every score is near -66855.
+    DECODE_FILL_FAR,
+    // Every score is -inf.
+    DECODE_FILL_MINUS_INF,
+    // An infinity or a NaN in one attended key, in its value, or in q.
+    DECODE_FILL_INF_K,
+    DECODE_FILL_NAN_K,
+    DECODE_FILL_INF_V,
+    DECODE_FILL_NAN_V,
+    DECODE_FILL_NAN_Q,
+    NUM_DECODE_FILLS,
+};
+
+enum decode_lens {
+    // Every sequence has len keys.
+    DECODE_LENS_FULL,
+    // Log-uniform in 1 .. len, by id.
+    DECODE_LENS_LOG,
+    // By id through the lengths at which things break: 0, 1, around 16, 128, the window, ...; at
+    // most len.
+    DECODE_LENS_EDGES,
+};
+
+enum decode_layout {
+    DECODE_LAYOUT_NHD,
+    DECODE_LAYOUT_HND,
+    // K token-major, V head-major.
+    DECODE_LAYOUT_MIXED,
+    // One layer's K and V inside pages that hold three layers.
+    DECODE_LAYOUT_LAYER,
+    NUM_DECODE_LAYOUTS,
+};
+
+// Fields left at 0 mean what the comment says first.
+struct decode_case {
+    const char *name;
+    // BF16, and as q.
+    enum attn_dtype q_dtype, kv_dtype;
+    int32_t batch, num_q_heads, num_kv_heads, head_dim, page_size;
+    // The longest sequence.
+    int32_t len;
+    enum decode_lens lens;
+    // [batch], instead of `lens`.
+    const int32_t *given_lens;
+    // [batch]: NULL: 0, 1, 2, ...
+    const int32_t *ids;
+    int32_t window;
+    float softcap;
+    // 1 / sqrt(head_dim).
+    float scale;
+    // 1.
+    float k_scale, v_scale;
+    // A scale for each KV head, instead.
+    bool scales;
+    bool sinks, lse;
+    enum decode_layout layout;
+    // q is the first part of a fused row of Q, K and V.
+    bool fused_q;
+    enum decode_fill fill;
+    // Byte in unreferenced slots: 0x7F. 0xFF is NaN in every type as well.
+    uint8_t poison;
+    // Columns of the table beyond the pages of the longest sequence.
+    int32_t extra_columns;
+    // Where pages lie.
+    uint64_t page_seed;
+    uint64_t seed;
+};
+
+enum decode_zone {
+    DECODE_ZONE_Q,
+    DECODE_ZONE_K,
+    // Empty where V lies in the same pool.
+    DECODE_ZONE_V,
+    DECODE_ZONE_TABLE,
+    DECODE_ZONE_LENS,
+    DECODE_ZONE_SINKS,
+    DECODE_ZONE_K_SCALES,
+    DECODE_ZONE_V_SCALES,
+    DECODE_ZONE_O,
+    DECODE_ZONE_LSE,
+    DECODE_ZONE_WORKSPACE,
+    DECODE_ZONE_COUNTERS,
+    DECODE_ZONE_FAULT,
+    NUM_DECODE_ZONES,
+};
+
+struct decode_data {
+    struct decode_case c;
+    // Everything but the pointers.
+    struct attn_decode_params params;
+    struct canary_zone zones[NUM_DECODE_ZONES];
+    // Elements from the start of their zones.
+    int64_t k_offset, v_offset;
+    size_t bytes;
+    // The memory of the call before it (256-byte aligned), and, once it has run, after it.
+    uint8_t *image, *result;
+    // The row that takes it.
+    const char *kernel;
+};
+
+// Builds the case for a device, whose workspace it gets exactly. Status as attn_decode_plan.
+enum attn_status decode_data_build(struct decode_data **data, const struct decode_case *c,
+                                   const struct attn_device *device);
+void decode_data_free(struct decode_data **data);
+
+// The call on a copy of the image at `base`, in whatever memory.
+struct attn_decode_params decode_data_params(const struct decode_data *data, void *base);
+
+// Zones of the image and of the result.
+void *decode_image(const struct decode_data *data, enum decode_zone zone);
+const void *decode_result(const struct decode_data *data, enum decode_zone zone);
+
+// Runs the call on a host device: result = what the image has become.
+enum attn_status decode_data_run_host(struct decode_data *data, struct attn_device *device);
+
+// Holds the result against the definition.
+bool decode_data_check(const struct decode_data *data, enum attn_check_bound bound,
+                       struct attn_check *check);
+// True if nothing but outputs has changed, and the counters are 0.
+bool decode_data_intact(const struct decode_data *data);
+// What the fault word has become.
+int32_t decode_data_fault(const struct decode_data *data);
+// True if sequence i of a and sequence j of b have equal bits in o, and in lse if both have one.
+bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
+                       int32_t j);
+
+// The case in words, with its seed; and what the check found.
+const char *decode_case_text(const struct decode_case *c, char *text, size_t size);
+const char *decode_check_text(const struct attn_check *check, char *text, size_t size);
+
+#endif

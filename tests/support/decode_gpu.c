@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/support/decode_gpu.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    EXIT_SKIP = 77
+};
+
+static enum attn_status open_device(struct attn_device **device, int32_t grid_limit)
+{
+    struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
+    params.kind = ATTN_DEVICE_ORDINAL;
+    params.grid_limit = grid_limit;
+    return attn_device_open(device, &params);
+}
+
+void gpu_session_open(struct gpu_session *session, int32_t grid_limit)
+{
+    char why[256];
+    cr_assert_eq(gpu_open(&session->gpu, 0, why, sizeof(why)), 0, "%s", why);
+    cr_assert_eq(open_device(&session->device, grid_limit), ATTN_OK, "%s", attn_last_error());
+    cr_assert_eq(gpu_stream_create(session->gpu, &session->stream), 0);
+}
+
+void gpu_session_close(struct gpu_session *session)
+{
+    gpu_stream_destroy(session->gpu, session->stream);
+    attn_device_close(&session->device);
+    gpu_close(&session->gpu);
+}
+
+int decode_remote_open(struct decode_remote *remote, struct gpu *gpu, struct decode_data *data)
+{
+    remote->gpu = gpu;
+    remote->data = data;
+    const int error = gpu_alloc(gpu, &remote->base, data->bytes);
+    if (error) {
+        remote->base = NULL;
+        return error;
+    }
+    return decode_remote_reset(remote);
+}
+
+int decode_remote_reset(struct decode_remote *remote)
+{
+    return gpu_upload(remote->gpu, remote->base, remote->data->image, remote->data->bytes);
+}
+
+int decode_remote_fetch(struct decode_remote *remote)
+{
+    return gpu_download(remote->gpu, remote->data->result, remote->base, remote->data->bytes);
+}
+
+void decode_remote_close(struct decode_remote *remote)
+{
+    if (remote->base) gpu_free(remote->gpu, remote->base);
+    remote->base = NULL;
+}
+
+struct attn_decode_params decode_remote_params(const struct decode_remote *remote)
+{
+    return decode_data_params(remote->data, remote->base);
+}
+
+enum attn_status decode_data_run_gpu(struct decode_data *data, struct gpu_session *session)
+{
+    struct decode_remote remote;
+    enum attn_status status = ATTN_ERROR_DRIVER;
+    if (decode_remote_open(&remote, session->gpu, data)) goto out;
+    const struct attn_decode_params params = decode_remote_params(&remote);
+    status = attn_decode(session->device, &params, session->stream);
+    if (status != ATTN_OK) goto out;
+    if (gpu_stream_sync(session->gpu, session->stream) || decode_remote_fetch(&remote))
+        status = ATTN_ERROR_DRIVER;
+out:
+    decode_remote_close(&remote);
+    return status;
+}
+
+// ---- main
+
+// In the child: 0 to go on, 77 to skip, 1 for anything that should work and doesn't.
+static int probe(void)
+{
+    struct attn_device *device;
+    const enum attn_status status = open_device(&device, 0);
+    if (status != ATTN_OK) {
+        fprintf(stderr, "%s: %s\n", attn_status_name(status), attn_last_error());
+        return status == ATTN_ERROR_NO_DEVICE || status == ATTN_ERROR_NO_PACK ? EXIT_SKIP : 1;
+    }
+    char why[256];
+    struct gpu *gpu;
+    const int error = gpu_open(&gpu, 0, why, sizeof(why));
+    if (error) fprintf(stderr, "%s\n", why);
+    gpu_close(&gpu);
+    attn_device_close(&device);
+    return error ? 1 : 0;
+}
+
+int gpu_main(int argc, char **argv)
+{
+    const pid_t child = fork();
+    if (child < 0) return 1;
+    if (child == 0) _exit(probe());
+    int status;
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) return 1;
+    if (WEXITSTATUS(status) != 0) return WEXITSTATUS(status);
+
+    struct criterion_test_set *const tests = criterion_initialize();
+    int result = 0;
+    if (criterion_handle_args(argc, argv, true)) result = criterion_run_all_tests(tests) ? 0 : 1;
+    criterion_finalize(tests);
+    return result;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// A pack without kernels that run: what a pack is to the core, for tests without nvcc. The build
+// compiles it once per kind of pack, sound and damaged ones, with other -D.
+#include "pack.h"
+
+#ifndef FAKE_TARGET
+#define FAKE_TARGET "hopper"
+#endif
+#ifndef FAKE_ARCH
+#define FAKE_ARCH "sm_90a"
+#endif
+#ifndef FAKE_CAPABILITY
+#define FAKE_CAPABILITY "9.0"
+#endif
+#ifndef FAKE_SM_COUNT
+#define FAKE_SM_COUNT 132
+#endif
+#ifndef FAKE_SMEM
+#define FAKE_SMEM 232448
+#endif
+#ifndef FAKE_POLICY
+#define FAKE_POLICY "chunk"
+#endif
+#ifndef FAKE_ABI
+#define FAKE_ABI ATTN_PACK_ABI
+#endif
+#ifndef FAKE_SIZE
+#define FAKE_SIZE sizeof(struct attn_pack)
+#endif
+#ifndef FAKE_ROW_SIZE
+#define FAKE_ROW_SIZE sizeof(struct attn_pack_row)
+#endif
+#ifndef FAKE_MAGIC
+#define FAKE_MAGIC 0xBA55ED50u
+#endif
+#ifndef FAKE_BODY
+#define FAKE_BODY 16
+#endif
+#ifndef FAKE_SYMBOL
+#define FAKE_SYMBOL attn_pack
+#endif
+#ifndef FAKE_TILE
+#define FAKE_TILE 64
+#endif
+
+static const struct {
+    uint32_t magic;
+    uint16_t version, header_size;
+    uint64_t body_size;
+    unsigned char body[16];
+} fatbin = { FAKE_MAGIC, 1, 16, FAKE_BODY, { 0 } };
+
+static const struct attn_pack_row rows[] = {
+    { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
+      4, 3, 1 },
+    { "decode_bf16_bf16_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 8, 8, FAKE_TILE,
+      4, 2, 2 },
+    { "decode_bf16_bf16_d128_wide", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 16, 0,
+      FAKE_TILE, 4, 2, 2 },
+    { "decode_fp16_e4m3_d64", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_E4M3, 64, 16, 0, FAKE_TILE,
+      4, 3, 3 },
+    { .name = "read", .op = ATTN_ROW_READ, .warps = 8, .stages = 4 },
+};
+
+extern const struct attn_pack FAKE_SYMBOL;
+
+__attribute__((visibility("default"))) const struct attn_pack FAKE_SYMBOL = {
+    .abi = FAKE_ABI,
+    .size = FAKE_SIZE,
+    .row_size = FAKE_ROW_SIZE,
+    .num_rows = sizeof(rows) / sizeof(rows[0]),
+    .rows = rows,
+    .target = FAKE_TARGET,
+    .arch = FAKE_ARCH,
+    .compute_capability = FAKE_CAPABILITY,
+    .splitk_policy = FAKE_POLICY,
+    .sm_count = FAKE_SM_COUNT,
+    .memory_bandwidth_gbs = 4800,
+    .smem_per_block = FAKE_SMEM,
+    .gqa_pack = 0,
+    .fatbin = &fatbin,
+    .fatbin_end = &fatbin + 1,
+};
