@@ -24,9 +24,11 @@ enum attn_status attn_bandwidth_probe(struct attn_device *const device, const vo
     void *const user = device->log_user;
     ATTN_REQUIRE(log, user, bytes % 16 == 0, "bytes is %zu: it has to be a multiple of 16", bytes);
     ATTN_REQUIRE(log, user, bytes == 0 || base, "base is NULL, but bytes is %zu", bytes);
-    ATTN_REQUIRE(log, user, (uintptr_t) base % 16 == 0, "base is %p: it has to be 16-byte aligned", base);
+    ATTN_REQUIRE(log, user, (uintptr_t) base % 16 == 0, "base is %p: it has to be 16-byte aligned",
+                 base);
     ATTN_REQUIRE(log, user, sink && (uintptr_t) sink % 4 == 0,
-                 "sink is %p: it has to be 4 bytes of device memory, 4-byte aligned", (void *) sink);
+                 "sink is %p: it has to be 4 bytes of device memory, 4-byte aligned",
+                 (void *) sink);
     const struct attn_pack_row *const row = find_row(device->pack);
     if (!row)
         return attn_fail(log, user, ATTN_ERROR_UNSUPPORTED,
@@ -34,7 +36,8 @@ enum attn_status attn_bandwidth_probe(struct attn_device *const device, const vo
                          device->info.name);
     if (!device->driver)
         return attn_fail(log, user, ATTN_ERROR_NO_DEVICE,
-                         "%s is a target without a GPU: it plans, and runs nothing", device->info.name);
+                         "%s is a target without a GPU: it plans, and runs nothing",
+                         device->info.name);
     if (bytes == 0) return ATTN_OK;
 
     struct attn_read_args args = { base, sink, (int64_t) (bytes / 16) };

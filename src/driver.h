@@ -42,33 +42,36 @@ enum {
     X(driver_version, "cuDriverGetVersion", (int *version)) \
     X(error_name, "cuGetErrorName", (attn_cu_result error, const char **name)) \
     X(device_count, "cuDeviceGetCount", (int *count)) \
-    X(device_get, "cuDeviceGet", (attn_cu_device *device, int ordinal)) \
+    X(device_get, "cuDeviceGet", (attn_cu_device * device, int ordinal)) \
     X(device_name, "cuDeviceGetName", (char *name, int size, attn_cu_device device)) \
-    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, attn_cu_device device)) \
-    X(primary_retain, "cuDevicePrimaryCtxRetain", (attn_cu_context *context, attn_cu_device device)) \
+    X(device_attribute, "cuDeviceGetAttribute", \
+      (int *value, int attribute, attn_cu_device device)) \
+    X(primary_retain, "cuDevicePrimaryCtxRetain", \
+      (attn_cu_context * context, attn_cu_device device)) \
     X(primary_release, "cuDevicePrimaryCtxRelease_v2", (attn_cu_device device)) \
-    X(context_current, "cuCtxGetCurrent", (attn_cu_context *context)) \
-    X(context_device, "cuCtxGetDevice", (attn_cu_device *device)) \
+    X(context_current, "cuCtxGetCurrent", (attn_cu_context * context)) \
+    X(context_device, "cuCtxGetDevice", (attn_cu_device * device)) \
     X(context_push, "cuCtxPushCurrent_v2", (attn_cu_context context)) \
-    X(context_pop, "cuCtxPopCurrent_v2", (attn_cu_context *context)) \
+    X(context_pop, "cuCtxPopCurrent_v2", (attn_cu_context * context)) \
     X(library_load, "cuLibraryLoadData", \
-      (attn_cu_library *library, const void *code, int *jit_options, void **jit_values, unsigned num_jit, \
-       int *options, void **values, unsigned num_options)) \
+      (attn_cu_library * library, const void *code, int *jit_options, void **jit_values, \
+       unsigned num_jit, int *options, void **values, unsigned num_options)) \
     X(library_unload, "cuLibraryUnload", (attn_cu_library library)) \
     X(library_kernel, "cuLibraryGetKernel", \
-      (attn_cu_kernel *kernel, attn_cu_library library, const char *name)) \
-    X(kernel_function, "cuKernelGetFunction", (attn_cu_function *function, attn_cu_kernel kernel)) \
+      (attn_cu_kernel * kernel, attn_cu_library library, const char *name)) \
+    X(kernel_function, "cuKernelGetFunction", \
+      (attn_cu_function * function, attn_cu_kernel kernel)) \
     X(function_load, "cuFuncLoad", (attn_cu_function function)) \
     X(function_set, "cuFuncSetAttribute", (attn_cu_function function, int attribute, int value)) \
     X(launch, "cuLaunchKernel", \
-      (attn_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \
-       unsigned block_y, unsigned block_z, unsigned smem_bytes, attn_stream stream, void **args, \
-       void **extra)) \
+      (attn_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
+       unsigned block_x, unsigned block_y, unsigned block_z, unsigned smem_bytes, \
+       attn_stream stream, void **args, void **extra)) \
     X(memset_async, "cuMemsetD32Async", \
       (attn_cu_deviceptr address, unsigned value, size_t count, attn_stream stream))
 
 struct attn_driver {
-#define ATTN_DRIVER_FIELD(name, symbol, parameters) attn_cu_result (*name) parameters;
+#define ATTN_DRIVER_FIELD(name, symbol, parameters) attn_cu_result(*name) parameters;
     ATTN_DRIVER_CALLS(ATTN_DRIVER_FIELD)
 #undef ATTN_DRIVER_FIELD
 };

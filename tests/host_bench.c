@@ -80,7 +80,8 @@ static void expect_refusal(const enum attn_status status, const enum attn_status
                            const char *const words)
 {
     cr_expect_eq(status, wanted, "%s", attn_status_name(status));
-    cr_expect_not_null(strstr(attn_last_error(), words), "'%s' lacks '%s'", attn_last_error(), words);
+    cr_expect_not_null(strstr(attn_last_error(), words), "'%s' lacks '%s'", attn_last_error(),
+                       words);
     cr_expect_eq(fake.num_launches, 0);
 }
 
@@ -95,7 +96,8 @@ Test(bench, refuses_bad_arguments)
                    "bytes is 17");
     expect_refusal(attn_bandwidth_probe(device, unaligned, 16, SINK, STREAM), ATTN_ERROR_INVALID,
                    "base is 0x10008");
-    expect_refusal(attn_bandwidth_probe(device, BASE, 16, NULL, STREAM), ATTN_ERROR_INVALID, "sink is");
+    expect_refusal(attn_bandwidth_probe(device, BASE, 16, NULL, STREAM), ATTN_ERROR_INVALID,
+                   "sink is");
 }
 
 Test(bench, says_where_it_cannot_run)
@@ -104,7 +106,8 @@ Test(bench, says_where_it_cannot_run)
     expect_refusal(attn_bandwidth_probe(device, BASE, 16, SINK, STREAM), ATTN_ERROR_UNSUPPORTED,
                    "host executor");
     open_device(ATTN_DEVICE_TARGET, 0);
-    expect_refusal(attn_bandwidth_probe(device, BASE, 16, SINK, STREAM), ATTN_ERROR_NO_DEVICE, "hopper");
+    expect_refusal(attn_bandwidth_probe(device, BASE, 16, SINK, STREAM), ATTN_ERROR_NO_DEVICE,
+                   "hopper");
 }
 
 Test(bench, returns_a_failed_launch)

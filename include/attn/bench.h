@@ -18,8 +18,8 @@ extern "C" {
 // or a pack without the kernel. ATTN_ERROR_NO_DEVICE: a target without a GPU. ATTN_ERROR_DRIVER: the
 // launch failed.
 // Thread-safety: safe.
-ATTN_API enum attn_status attn_bandwidth_probe(struct attn_device *device, const void *base, size_t bytes,
-                                               uint32_t *sink, attn_stream stream);
+ATTN_API enum attn_status attn_bandwidth_probe(struct attn_device *device, const void *base,
+                                               size_t bytes, uint32_t *sink, attn_stream stream);
 
 #ifdef __cplusplus
 }

@@ -46,7 +46,10 @@ struct attn_device_open_params {
     void *log_user;
 };
 
-#define ATTN_DEVICE_OPEN_PARAMS_INIT { (uint32_t) sizeof(struct attn_device_open_params), ATTN_DEVICE_HOST, 0, 0, 0, 0, 0, 0, 0 }
+#define ATTN_DEVICE_OPEN_PARAMS_INIT \
+    { \
+        (uint32_t) sizeof(struct attn_device_open_params), ATTN_DEVICE_HOST, 0, 0, 0, 0, 0, 0, 0 \
+    }
 
 // Where a setting in force came from.
 enum attn_source {

@@ -62,7 +62,8 @@ ATTN_API int attn_splitk_format(struct attn_splitk_policy policy, char *text, si
 
 // `env` if it parses, else `declared` if it parses, else legacy. Either may be NULL.
 // Thread-safety: pure.
-ATTN_API struct attn_splitk_policy attn_splitk_resolve_policy(const char *declared, const char *env);
+ATTN_API struct attn_splitk_policy attn_splitk_resolve_policy(const char *declared,
+                                                              const char *env);
 
 // The same with env = the environment variable METRALE_ATTN_DECODE_SPLITK, read now. A device does this
 // once, when it is opened.

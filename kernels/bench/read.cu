@@ -23,11 +23,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             const int64_t index = first + i * THREADS + threadIdx.x;
-            piece[i] = index < args.num_pieces ? ld_global_stream(g_base + index) : make_uint4(0, 0, 0, 0);
+            piece[i] =
+                index < args.num_pieces ? ld_global_stream(g_base + index) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int i = 0; i < LOADS; i++)
-            mix = make_uint4(mix.x ^ piece[i].x, mix.y ^ piece[i].y, mix.z ^ piece[i].z, mix.w ^ piece[i].w);
+            mix = make_uint4(mix.x ^ piece[i].x, mix.y ^ piece[i].y, mix.z ^ piece[i].z,
+                             mix.w ^ piece[i].w);
     }
     if ((mix.x ^ mix.y ^ mix.z ^ mix.w) == 0x5eed1e55u) *args.sink = mix.x;
 }

@@ -9,22 +9,27 @@
 static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t s_row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(s_row) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(s_row)
+                 : "memory");
 }
 
 // The same, each matrix transposed on the way.
 static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t s_row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(s_row) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(s_row)
+                 : "memory");
 }
 
 // stmatrix.x2.trans: two 8x8 matrices, held as ldmatrix gives them, stored transposed; lanes 0 .. 15 give
 // the rows. PTX ISA, "Warp-level matrix store: stmatrix".
 static __device__ __forceinline__ void stmatrix_x2_trans(uint32_t s_row, uint32_t r0, uint32_t r1)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :: "r"(s_row), "r"(r0), "r"(r1) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(s_row),
+                 "r"(r0), "r"(r1)
+                 : "memory");
 }
 
 // mma m16n8k16, BF16 in, FP32 sum: c[0..1] are [g][2t..], c[2..3] are [g + 8][2t..].

@@ -70,7 +70,8 @@ struct smem {
 };
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
-static_assert(TILE % 32 == 0 && (TILE & (TILE - 1)) == 0, "a leaf is a power of two, whole ballot words");
+static_assert(TILE % 32 == 0 && (TILE & (TILE - 1)) == 0,
+              "a leaf is a power of two, whole ballot words");
 static_assert(TILE <= THREADS, "one thread looks up each key of a tile");
 static_assert(HEAD_DIM % (16 * WARPS) == 0, "each warp owns whole 16-column blocks of V");
 static_assert(KEY_STEPS % SCORE_WARPS == 0, "each scoring warp owns whole 16-key groups");
@@ -140,10 +141,11 @@ static __device__ __forceinline__ bool is_attended(const work &w, int leaf, int3
 }
 
 // Page -1 for keys that are not attended: their table entries are not looked at.
-static __device__ __forceinline__ place lookup(const attn_decode_args &args, const work &w, int leaf)
+static __device__ __forceinline__ place lookup(const attn_decode_args &args, const work &w,
+                                               int leaf)
 {
     const int32_t key = key_of_thread(w, leaf);
-    place at = {-1, 0};
+    place at = { -1, 0 };
     if (is_attended(w, leaf, key)) {
         const uint32_t index = (uint32_t) key / (uint32_t) args.page_size;
         at.page = __ldg(w.g_table + index);
@@ -199,7 +201,8 @@ static __device__ __forceinline__ float cap_score(float x, float cap, float inve
     // tanh by exp, but by its series near 0, where 1 - 2 / (e^2y + 1) would cancel.
     const float y = x * inverse_cap;
     const float z = y * y;
-    const float series = y * (1.0f + z * (-1.0f / 3 + z * (2.0f / 15 + z * (-17.0f / 315 + z * (62.0f / 2835)))));
+    const float series =
+        y * (1.0f + z * (-1.0f / 3 + z * (2.0f / 15 + z * (-17.0f / 315 + z * (62.0f / 2835)))));
     const float large = 1.0f - __fdiv_rn(2.0f, ex2(2.0f * LOG2_E * y) + 1.0f);
     return cap * (fabsf(y) < 0.25f ? series : large);
 }
@@ -224,8 +227,10 @@ static __device__ __forceinline__ void multiply_k(const uint32_t (&r_q)[ROW_BLOC
         for (int i = 0; i < 4; i++) sum[n][i] += odd[n][i];
 }
 
-static __device__ __forceinline__ void score(const attn_decode_args &args, const work &w, smem &s, int leaf,
-                                             const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2], scores &r_s)
+static __device__ __forceinline__ void score(const attn_decode_args &args, const work &w, smem &s,
+                                             int leaf,
+                                             const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2],
+                                             scores &r_s)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp >= SCORE_WARPS || leaf >= w.num_leaves) return;
@@ -239,7 +244,8 @@ static __device__ __forceinline__ void score(const attn_decode_args &args, const
         const int group = warp * SCORE_GROUPS + g;
         const uint32_t s_keys =
             shared_address(&s.ring[leaf * 2 % STAGES][group * 16 + lane % 16][lane / 16 * 8]);
-        const uint32_t visible = s.visible[leaf % VISIBLE_BUFFERS][group / 2] >> (group % 2 * 16 + lane / 4);
+        const uint32_t visible =
+            s.visible[leaf % VISIBLE_BUFFERS][group / 2] >> (group % 2 * 16 + lane / 4);
         float sum[ROW_BLOCKS][4] = {};
         multiply_k(r_q, s_keys, sum);
 #pragma unroll
@@ -268,7 +274,8 @@ static __device__ __forceinline__ void score(const attn_decode_args &args, const
 
 // ---- weigh: m and l of the leaf, and P to shared memory
 
-static __device__ __forceinline__ void weigh(smem &s, int leaf, const scores &r_s, block &leaf_block)
+static __device__ __forceinline__ void weigh(smem &s, int leaf, const scores &r_s,
+                                             block &leaf_block)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -285,7 +292,7 @@ static __device__ __forceinline__ void weigh(smem &s, int leaf, const scores &r_
         leaf_block.l[n][0] = leaf_block.l[n][1] = 0.0f;
         if (warp >= SCORE_WARPS) continue;
 
-        const float base[2] = {finite_or_zero(m.x) + SHIFT, finite_or_zero(m.y) + SHIFT};
+        const float base[2] = { finite_or_zero(m.x) + SHIFT, finite_or_zero(m.y) + SHIFT };
 #pragma unroll
         for (int g = 0; g < SCORE_GROUPS; g++) {
             float p[4];
@@ -346,7 +353,8 @@ static __device__ __forceinline__ void merge(const block &left, block &right)
             const float weight_left = ex2(left.m[n][c] - base);
             const float weight_right = ex2(right.m[n][c] - base);
             right.m[n][c] = m;
-            right.l[n][c] = __fmaf_rn(left.l[n][c], weight_left, __fmul_rn(right.l[n][c], weight_right));
+            right.l[n][c] =
+                __fmaf_rn(left.l[n][c], weight_left, __fmul_rn(right.l[n][c], weight_right));
 #pragma unroll
             for (int d = 0; d < DIM_BLOCKS; d++)
 #pragma unroll
@@ -376,14 +384,14 @@ static __device__ __forceinline__ void load_level(const float *g_level, block &b
     for (int d = 0; d < DIM_BLOCKS; d++)
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++) {
-            const float4 o =
-                reinterpret_cast<const float4 *>(g_level)[(d * ROW_BLOCKS + n) * THREADS + threadIdx.x];
+            const float4 o = reinterpret_cast<const float4 *>(
+                g_level)[(d * ROW_BLOCKS + n) * THREADS + threadIdx.x];
             b.o[d][n][0] = o.x, b.o[d][n][1] = o.y, b.o[d][n][2] = o.z, b.o[d][n][3] = o.w;
         }
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        const float4 ml =
-            reinterpret_cast<const float4 *>(g_level)[(DIM_BLOCKS * ROW_BLOCKS + n) * THREADS + threadIdx.x];
+        const float4 ml = reinterpret_cast<const float4 *>(
+            g_level)[(DIM_BLOCKS * ROW_BLOCKS + n) * THREADS + threadIdx.x];
         b.m[n][0] = ml.x, b.m[n][1] = ml.y, b.l[n][0] = ml.z, b.l[n][1] = ml.w;
     }
 }
@@ -396,7 +404,8 @@ static __device__ __forceinline__ float *stack_level(const tree &t, int level)
 
 // True if the block stays at `level`, waiting for its right half; else it has been merged with its left
 // half, if there is one, and goes on up.
-static __device__ __forceinline__ bool rest(tree &t, block &waiting, int level, uint32_t index, block &b)
+static __device__ __forceinline__ bool rest(tree &t, block &waiting, int level, uint32_t index,
+                                            block &b)
 {
     if (!(index >> level & 1)) {
         waiting = b;
@@ -464,7 +473,8 @@ static __device__ __forceinline__ void sum_rows(smem &s, block &b)
         float2 l = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int i = 0; i < SCORE_WARPS; i++) {
-            const float2 part = *reinterpret_cast<const float2 *>(&s.reduce[0][i][n * 8 + lane % 4 * 2]);
+            const float2 part =
+                *reinterpret_cast<const float2 *>(&s.reduce[0][i][n * 8 + lane % 4 * 2]);
             l.x += part.x, l.y += part.y;
         }
         b.l[n][0] = l.x, b.l[n][1] = l.y;
@@ -501,12 +511,13 @@ static __device__ __forceinline__ void store(const attn_decode_args &args, smem 
                     s_o[row][(warp * DIM_BLOCKS + d) * 16 + i / 2 * 8 + lane / 4] = (uint16_t) bits;
                 }
             if (args.lse && is_row && warp == 0 && lane < 4)
-                args.lse[(int64_t) sequence * args.num_q_heads + head] = (m + (lg2(sum) + SHIFT)) * LN_2;
+                args.lse[(int64_t) sequence * args.num_q_heads + head] =
+                    (m + (lg2(sum) + SHIFT)) * LN_2;
         }
     __syncthreads();
 
-    uint16_t *const g_o =
-        static_cast<uint16_t *>(args.o) + ((int64_t) sequence * args.num_q_heads + first_head) * HEAD_DIM;
+    uint16_t *const g_o = static_cast<uint16_t *>(args.o) +
+                          ((int64_t) sequence * args.num_q_heads + first_head) * HEAD_DIM;
     for (int i = threadIdx.x; i < num_rows * PIECES; i += THREADS)
         *reinterpret_cast<uint4 *>(g_o + i * 8) =
             *reinterpret_cast<const uint4 *>(&s_o[i / PIECES][i % PIECES * 8]);
@@ -543,19 +554,22 @@ static __device__ __forceinline__ void load_q(const attn_decode_args &args, int3
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
         const int row = n * 8 + lane / 4;
-        const uint16_t *const g_row = static_cast<const uint16_t *>(args.q) + sequence * args.q_stride +
+        const uint16_t *const g_row = static_cast<const uint16_t *>(args.q) +
+                                      sequence * args.q_stride +
                                       (int64_t) (first_head + row) * HEAD_DIM + lane % 4 * 2;
 #pragma unroll
         for (int step = 0; step < DIM_STEPS; step++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 r_q[n][step][i] =
-                    row < num_rows ? *reinterpret_cast<const uint32_t *>(g_row + step * 16 + i * 8) : 0;
+                    row < num_rows ? *reinterpret_cast<const uint32_t *>(g_row + step * 16 + i * 8)
+                                   : 0;
     }
 }
 
 static __device__ __forceinline__ void attend(const attn_decode_args &args, smem &s, const work &w,
-                                              const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2], block &b)
+                                              const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2],
+                                              block &b)
 {
     tree t;
     scores r_s;
@@ -601,8 +615,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(16) unsigned char s_bytes[];
     smem &s = *reinterpret_cast<smem *>(s_bytes);
-    static_assert(sizeof(smem) == STAGES * TILE * PITCH * 2 + ROWS * P_PITCH * 2 + OFFSET_BUFFERS * TILE * 16 +
-                      VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4,
+    static_assert(sizeof(smem) == STAGES * TILE * PITCH * 2 + ROWS * P_PITCH * 2 +
+                                      OFFSET_BUFFERS * TILE * 16 +
+                                      VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4,
                   "attn_decode_smem_bytes is what the host asks for");
 
     const int64_t num_items = (int64_t) args.batch * args.num_kv_heads * args.row_groups;

@@ -54,13 +54,14 @@ static inline int64_t attn_decode_level_floats(int32_t head_dim, int32_t rows, i
 static inline int32_t attn_decode_stack_levels(int64_t keys, int32_t tile)
 {
     int32_t levels = 0;
-    for (int64_t span = (int64_t) tile << ATTN_DECODE_REGISTER_LEVELS; span < keys; span *= 2) levels++;
+    for (int64_t span = (int64_t) tile << ATTN_DECODE_REGISTER_LEVELS; span < keys; span *= 2)
+        levels++;
     return levels;
 }
 
 // Dynamic shared memory of a block, in bytes; decode.cu asserts that its struct smem has this size.
-static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile, int32_t warps,
-                                             int32_t stages)
+static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile,
+                                             int32_t warps, int32_t stages)
 {
     const int32_t ring = stages * tile * (head_dim + 8) * 2;
     const int32_t p = rows * (tile + 8) * 2;

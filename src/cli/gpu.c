@@ -33,7 +33,8 @@ enum {
     X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, cu_device device)) \
     X(primary_retain, "cuDevicePrimaryCtxRetain", (void **context, cu_device device)) \
     X(primary_release, "cuDevicePrimaryCtxRelease_v2", (cu_device device)) \
-    X(context_set, "cuCtxSetCurrent", (void *context)) \
+    X(context_push, "cuCtxPushCurrent_v2", (void *context)) \
+    X(context_pop, "cuCtxPopCurrent_v2", (void **context)) \
     X(context_sync, "cuCtxSynchronize", (void) ) \
     X(alloc, "cuMemAlloc_v2", (cu_pointer * pointer, size_t bytes)) \
     X(free, "cuMemFree_v2", (cu_pointer pointer)) \
@@ -61,7 +62,7 @@ struct gpu {
     GPU_CALLS(GPU_FIELD)
 #undef GPU_FIELD
     cu_device device;
-    int retained;
+    int retained, pushed;
     void *start, *stop;
 };
 
@@ -114,9 +115,10 @@ static int open_context(struct gpu *const gpu, const int ordinal, const char **c
     result = gpu->primary_retain(&context, gpu->device);
     if (result) return result;
     gpu->retained = 1;
-    *step = "cuCtxSetCurrent";
-    result = gpu->context_set(context);
+    *step = "cuCtxPushCurrent";
+    result = gpu->context_push(context);
     if (result) return result;
+    gpu->pushed = 1;
     *step = "cuEventCreate";
     result = gpu->event_create(&gpu->start, 0);
     return result ? result : gpu->event_create(&gpu->stop, 0);
@@ -156,10 +158,9 @@ void gpu_close(struct gpu **const gpu)
     if (!closing) return;
     if (closing->start) closing->event_destroy(closing->start);
     if (closing->stop) closing->event_destroy(closing->stop);
-    if (closing->retained) {
-        closing->context_set(NULL);
-        closing->primary_release(closing->device);
-    }
+    void *context;
+    if (closing->pushed) closing->context_pop(&context);
+    if (closing->retained) closing->primary_release(closing->device);
     free(closing);
 }
 

@@ -22,8 +22,8 @@ struct attn_reference_row {
 
 // Computes one row. `params` are checked ones: pointers are host pointers, strides filled in (no 0 that
 // stands for dense). weighted_abs and plain_abs may be NULL.
-void attn_reference_decode_row(const struct attn_decode_params *params, int32_t sequence, int32_t head,
-                               struct attn_reference_row *row);
+void attn_reference_decode_row(const struct attn_decode_params *params, int32_t sequence,
+                               int32_t head, struct attn_reference_row *row);
 
 // Writes o, lse and fault of the whole call as attn_decode does. Returns 0, or -1 if memory ran out.
 int attn_reference_decode(const struct attn_decode_params *params);

@@ -11,7 +11,10 @@
 #define STRING(macro) QUOTE(macro)
 
 // The words of gqa_pack.
-enum { off = 0, on = 1 };
+enum {
+    off = 0,
+    on = 1
+};
 
 extern const unsigned char PACK_FATBIN[], PACK_FATBIN_END[];
 extern const struct attn_pack PACK_SYMBOL;

@@ -40,6 +40,8 @@ static const struct decode_shape decode_shapes[] = {
     { "71q1 d64, 32 x 2k", 32, 71, 1, 64, 16, 2048, 0 },
 };
 
-enum { NUM_DECODE_SHAPES = (int) (sizeof(decode_shapes) / sizeof(decode_shapes[0])) };
+enum {
+    NUM_DECODE_SHAPES = (int) (sizeof(decode_shapes) / sizeof(decode_shapes[0]))
+};
 
 #endif

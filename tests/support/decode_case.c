@@ -508,12 +508,11 @@ const char *decode_case_text(const struct decode_case *c, char *text, size_t siz
 
 const char *decode_check_text(const struct attn_check *check, char *text, size_t size)
 {
-    snprintf(
-        text, size,
-        "%lld of %lld elements and %lld lse beyond the bound; worst at [%d][%d][%d]: "
-        "%.9g for %.9g, %.3g of the bound, lse %.3g of it",
-        (long long) check->failed, (long long) check->compared, (long long) check->lse_failed,
-        check->worst_sequence, check->worst_head, check->worst_dim, check->worst_value,
-        check->worst_exact, check->max_ratio, check->lse_max_ratio);
+    snprintf(text, size,
+             "%lld of %lld elements and %lld lse beyond the bound; worst at [%d][%d][%d]: "
+             "%.9g for %.9g, %.3g of the bound, lse %.3g of it",
+             (long long) check->failed, (long long) check->compared, (long long) check->lse_failed,
+             check->worst_sequence, check->worst_head, check->worst_dim, check->worst_value,
+             check->worst_exact, check->max_ratio, check->lse_max_ratio);
     return text;
 }
