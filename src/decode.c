@@ -13,16 +13,22 @@
 #include <string.h>
 
 #define WORKSPACE_UNIT 256
+// Shared memory that the system takes of each block, in bytes.
+#define SMEM_RESERVED 1024
 
 // How a shape runs on a device.
 struct launch {
     // NULL on the host.
     const struct attn_pack_row *row;
-    // Row groups of a KV head, levels of a block's stack.
-    int32_t row_groups, stack_levels;
+    // Row groups of a KV head, levels of a block's stack, roots of a run's part of a sequence.
+    int32_t row_groups, stack_levels, max_roots;
+    // The leaves of all sequences are cut into `runs`; each is walked once by each lane.
+    int32_t runs, lanes;
     int32_t grid, block, smem_bytes;
     int32_t num_splits;
-    size_t workspace_bytes;
+    // The stack comes first, the roots after it.
+    size_t stack_bytes, workspace_bytes;
+    int32_t num_counters;
 };
 
 // Keys that a row of the table can hold; lengths are int32.
@@ -88,27 +94,60 @@ static enum attn_status check_policy(const struct attn_device *const device,
                      text);
 }
 
-static void fill_geometry(struct launch *const launch, const struct attn_decode_shape *const shape)
+// Blocks that run at the same time: as many as the SMs' shared memory holds.
+static int32_t count_slots(const struct attn_device *const device,
+                           const struct attn_pack_row *const row, const int32_t limit)
+{
+    const int32_t per_sm =
+        (device->info.smem_per_block + SMEM_RESERVED) / (attn_pack_row_smem(row) + SMEM_RESERVED);
+    const int64_t slots = (int64_t) device->info.sm_count * (per_sm > 1 ? per_sm : 1);
+    const int32_t most = limit > 0 && limit < ATTN_DECODE_MAX_GRID ? limit : ATTN_DECODE_MAX_GRID;
+    return slots > most ? most : (int32_t) slots;
+}
+
+// `limit`: blocks at most; 0: as many as fit.
+static enum attn_status fill_geometry(const struct attn_device *const device,
+                                      const struct attn_decode_shape *const shape,
+                                      const int32_t limit, struct launch *const launch)
 {
     const struct attn_pack_row *const row = launch->row;
+    const int32_t slots = count_slots(device, row, limit);
+    const int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
+    const int64_t floats = attn_decode_level_floats(row->head_dim, row->rows, row->warps);
     const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
     launch->row_groups = (ratio - 1) / row->rows + 1;
-    const int64_t items = (int64_t) shape->batch * shape->num_kv_heads * launch->row_groups;
-    launch->grid = items > ATTN_DECODE_MAX_GRID ? ATTN_DECODE_MAX_GRID : (int32_t) items;
+    const int64_t lanes = (int64_t) shape->num_kv_heads * launch->row_groups;
+    launch->lanes = (int32_t) lanes;
+    // No more runs than leaves; an empty batch has none.
+    const int64_t leaves = (int64_t) shape->batch * ((keys - 1) / row->tile + 1);
+    const int64_t runs = lanes < slots ? slots / lanes : 1;
+    launch->runs = (int32_t) (leaves < runs ? leaves : runs);
+    const int64_t items = launch->runs * lanes;
+    launch->grid = items < slots ? (int32_t) items : slots;
     launch->block = row->warps * 32;
     launch->smem_bytes = attn_pack_row_smem(row);
-    const int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
     launch->stack_levels = attn_decode_stack_levels(keys, row->tile);
-    const int64_t bytes = (int64_t) launch->grid * launch->stack_levels * (int64_t) sizeof(float) *
-                          attn_decode_level_floats(row->head_dim, row->rows, row->warps);
+    // One run holds every sequence whole.
+    launch->max_roots = launch->runs > 1 ? attn_decode_max_roots(keys, row->tile) : 0;
+    const int64_t counters = launch->max_roots > 0 ? shape->batch * lanes : 0;
+    if (counters > INT32_MAX)
+        return attn_fail(
+            device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+            "batch is %d: with %lld KV heads and row groups it needs %lld counters, more than "
+            "%d",
+            shape->batch, (long long) lanes, (long long) counters, INT32_MAX);
+    launch->num_counters = (int32_t) counters;
+    launch->stack_bytes = (size_t) (launch->grid * launch->stack_levels * floats) * sizeof(float);
+    const size_t roots = (size_t) (items * 2 * launch->max_roots * floats) * sizeof(float);
     launch->workspace_bytes =
-        ((size_t) bytes + WORKSPACE_UNIT - 1) / WORKSPACE_UNIT * WORKSPACE_UNIT;
+        (launch->stack_bytes + roots + WORKSPACE_UNIT - 1) / WORKSPACE_UNIT * WORKSPACE_UNIT;
+    return ATTN_OK;
 }
 
 // For a shape that was checked.
 static enum attn_status plan_launch(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape,
-                                    struct launch *const launch)
+                                    const int32_t limit, struct launch *const launch)
 {
     *launch = (struct launch){ 0 };
     launch->num_splits =
@@ -118,8 +157,7 @@ static enum attn_status plan_launch(const struct attn_device *const device,
     launch->row = find_row(device->pack, shape);
     if (!launch->row) return fail_unsupported(device, shape);
     const enum attn_status status = check_policy(device, launch->row, launch->num_splits);
-    if (status == ATTN_OK) fill_geometry(launch, shape);
-    return status;
+    return status == ATTN_OK ? fill_geometry(device, shape, limit, launch) : status;
 }
 
 static enum attn_status plan_shape(const struct attn_device *const device,
@@ -131,7 +169,7 @@ static enum attn_status plan_shape(const struct attn_device *const device,
     enum attn_status status =
         attn_params_copy(device->log, device->log_user, "shape", own, sizeof(*own), shape);
     if (status == ATTN_OK) status = attn_decode_check_shape(device, own);
-    return status == ATTN_OK ? plan_launch(device, own, launch) : status;
+    return status == ATTN_OK ? plan_launch(device, own, 0, launch) : status;
 }
 
 static void count_work(const struct attn_decode_shape *const shape,
@@ -157,11 +195,6 @@ static int32_t chunk_keys(const struct attn_device *const device, const struct l
     return launch->row ? launch->row->tile : device->info.splitk_policy.count;
 }
 
-static int32_t limit_grid(const struct attn_device *const device, const int32_t grid)
-{
-    return device->grid_limit > 0 && device->grid_limit < grid ? device->grid_limit : grid;
-}
-
 enum attn_status attn_decode_plan(const struct attn_device *const device,
                                   const struct attn_decode_shape *const shape,
                                   struct attn_decode_plan *const plan)
@@ -177,10 +210,11 @@ enum attn_status attn_decode_plan(const struct attn_device *const device,
         .kernel = launch.row ? launch.row->name : "host executor",
         .num_splits = launch.num_splits,
         .chunk_keys = chunk_keys(device, &launch),
-        .grid = limit_grid(device, launch.grid),
+        .grid = launch.grid,
         .block = launch.block,
         .smem_bytes = launch.smem_bytes,
         .workspace_bytes = launch.workspace_bytes,
+        .num_counters = launch.num_counters,
     };
     count_work(&own, &full);
     return attn_result_copy(device->log, device->log_user, "plan", plan, &full, sizeof(full));
@@ -206,11 +240,12 @@ enum attn_status attn_decode_counters(const struct attn_device *const device,
 {
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, count, "count is NULL: it receives the number of counters");
-    // No kernel of this version counts: a block keeps a sequence's pieces to itself.
     *count = 0;
     struct attn_decode_shape own;
     struct launch launch;
-    return plan_shape(device, shape, &own, &launch);
+    const enum attn_status status = plan_shape(device, shape, &own, &launch);
+    if (status == ATTN_OK) *count = launch.num_counters;
+    return status;
 }
 
 static enum attn_status fail_no_gpu(const struct attn_device *const device)
@@ -265,6 +300,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .v_scales = params->v_scales,
         .fault = params->fault,
         .stack = params->workspace,
+        .roots =
+            params->workspace ? (float *) ((char *) params->workspace + launch->stack_bytes) : NULL,
+        .counters = params->counters,
         .q_stride = params->q_stride,
         .k_page_stride = params->k_page_stride,
         .k_token_stride = params->k_token_stride,
@@ -283,6 +321,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .row_groups = launch->row_groups,
         .window = params->window,
         .stack_levels = launch->stack_levels,
+        .runs = launch->runs,
+        .lanes = launch->lanes,
+        .max_roots = launch->max_roots,
         .scale = params->scale,
         .softcap = params->softcap,
         .k_scale = params->k_scale,
@@ -290,12 +331,17 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     };
 }
 
+// The workspace was checked for the whole device; a limited grid needs no more.
 static enum attn_status launch_kernel(const struct attn_device *const device,
                                       const struct attn_decode_params *const params,
-                                      const struct launch *const launch, const attn_stream stream)
+                                      const struct attn_decode_shape *const shape,
+                                      struct launch *const launch, const attn_stream stream)
 {
+    enum attn_status status = ATTN_OK;
+    if (device->grid_limit > 0) status = plan_launch(device, shape, device->grid_limit, launch);
+    if (status != ATTN_OK) return status;
     struct attn_decode_args args = fill_args(params, launch);
-    return attn_device_launch(device, launch->row, limit_grid(device, launch->grid), &args, stream);
+    return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
 
 enum attn_status attn_decode(struct attn_device *const device,
@@ -313,13 +359,15 @@ enum attn_status attn_decode(struct attn_device *const device,
     const struct attn_decode_shape shape = attn_decode_shape_of(&own);
     status = attn_decode_check_shape(device, &shape);
     if (status == ATTN_OK) status = attn_decode_check_params(device, &own);
-    if (status == ATTN_OK) status = plan_launch(device, &shape, &launch);
+    if (status == ATTN_OK) status = plan_launch(device, &shape, 0, &launch);
     if (status == ATTN_OK)
-        status = attn_decode_check_workspace(device, &own, launch.workspace_bytes);
+        status =
+            attn_decode_check_workspace(device, &own, launch.workspace_bytes, launch.num_counters);
     if (status != ATTN_OK) return status;
     if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
     if (own.batch == 0) return ATTN_OK;
-    if (device->info.kind != ATTN_DEVICE_HOST) return launch_kernel(device, &own, &launch, stream);
+    if (device->info.kind != ATTN_DEVICE_HOST)
+        return launch_kernel(device, &own, &shape, &launch, stream);
     if (attn_reference_decode(&own) == 0) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                      "out of memory in the host executor");

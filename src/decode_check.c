@@ -190,6 +190,8 @@ static int64_t pool_bytes(const struct attn_decode_params *const params, const i
 }
 
 #define NUM_BUFFERS 12
+// Its index among them.
+#define COUNTERS 11
 
 static void list_buffers(const struct attn_decode_params *const params,
                          struct buffer buffers[NUM_BUFFERS])
@@ -219,7 +221,7 @@ static void list_buffers(const struct attn_decode_params *const params,
         { "k_scales", params->k_scales, scales_bytes, 4, false, false },
         { "v_scales", params->v_scales, scales_bytes, 4, false, false },
         { "fault", params->fault, word, 4, false, true },
-        { "counters", params->counters, 0, 4, false, false },
+        { "counters", params->counters, 0, 4, false, true },
     };
     memcpy(buffers, all, sizeof(all));
 }
@@ -281,18 +283,22 @@ enum attn_status attn_decode_check_params(const struct attn_device *const device
 
 enum attn_status attn_decode_check_workspace(const struct attn_device *const device,
                                              const struct attn_decode_params *const params,
-                                             const size_t needed)
+                                             const size_t needed, const int32_t num_counters)
 {
-    if (needed == 0) return ATTN_OK;
-    REQUIRE(params->workspace, "workspace is NULL: this call needs %zu bytes", needed);
-    REQUIRE((uintptr_t) params->workspace % WORKSPACE_ALIGNMENT == 0,
+    REQUIRE(params->counters || num_counters == 0,
+            "counters is NULL: this call needs %d of them (attn_decode_counters tells)",
+            num_counters);
+    REQUIRE(params->workspace || needed == 0, "workspace is NULL: this call needs %zu bytes",
+            needed);
+    REQUIRE(needed == 0 || (uintptr_t) params->workspace % WORKSPACE_ALIGNMENT == 0,
             "workspace is %p: it has to be aligned to %d bytes", params->workspace,
             WORKSPACE_ALIGNMENT);
-    REQUIRE(params->workspace_bytes >= needed,
+    REQUIRE(needed == 0 || params->workspace_bytes >= needed,
             "workspace_bytes is %zu: this call needs %zu (attn_decode_workspace tells)",
             params->workspace_bytes, needed);
     struct buffer buffers[NUM_BUFFERS + 1];
     list_buffers(params, buffers);
+    buffers[COUNTERS].bytes = (int64_t) num_counters * (int64_t) sizeof(*params->counters);
     buffers[NUM_BUFFERS] = (struct buffer){
         "workspace", params->workspace, (int64_t) needed, WORKSPACE_ALIGNMENT, true, true
     };

@@ -14,6 +14,8 @@
 #define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
 #define STREAM ((attn_stream) AT(99))
 #define TILE 64
+// A block of the merge tree of the 64-wide row: o, then m and l of each thread.
+#define LEVEL_BYTES ((size_t) (64 * 16 + 4 * 32 * 2 * 4) * 4)
 #define WARPS 4
 
 static const char *folder;
@@ -87,6 +89,7 @@ static struct attn_decode_params right_params(void)
     params.seq_lens = AT(6);
     params.workspace = AT(9);
     params.workspace_bytes = SIZE_MAX / 4;
+    params.counters = AT(13);
     return params;
 }
 
@@ -131,7 +134,8 @@ Test(launch, passes_everything_on)
     const struct fake_launch *const launch = last_launch();
     cr_expect_eq(fake.num_launches, 1);
     cr_expect_str_eq(launch->kernel, "decode_bf16_bf16_d64");
-    cr_expect(launch->grid[0] == 3 * 4 && launch->grid[1] == 1 && launch->grid[2] == 1);
+    // 3 x 25 leaves of 64 keys are fewer than the 128 runs that the SMs hold for each of 4 lanes.
+    cr_expect(launch->grid[0] == 75 * 4 && launch->grid[1] == 1 && launch->grid[2] == 1);
     cr_expect(launch->block[0] == WARPS * 32 && launch->block[1] == 1 && launch->block[2] == 1);
     cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 16, TILE, WARPS, 3));
     cr_expect_eq(launch->stream, STREAM);
@@ -140,6 +144,10 @@ Test(launch, passes_everything_on)
     cr_expect(args->q == AT(1) && args->o == AT(2) && args->k == AT(3) && args->v == AT(4));
     cr_expect(args->block_table == AT(5) && args->seq_lens == AT(6) && args->sinks == AT(7));
     cr_expect(args->lse == AT(8) && args->stack == AT(9) && args->fault == AT(10));
+    cr_expect(args->counters == AT(13) && args->runs == 75 && args->lanes == 4);
+    // 25 leaves: 5 levels, so at most 10 aligned blocks in any stretch.
+    cr_expect_eq(args->max_roots, 10);
+    cr_expect_eq((const char *) args->roots, (const char *) AT(9) + 300 * 2 * LEVEL_BYTES);
     cr_expect(args->k_scales == AT(11) && args->v_scales == AT(12));
     cr_expect_eq(args->q_stride, 24 * 64 + 512);
     cr_expect_eq(args->k_page_stride, 9 * 16 * 4 * 64);
@@ -175,7 +183,7 @@ Test(launch, takes_the_first_row_that_accepts)
     params.num_kv_heads = 1;
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK);
     cr_expect_eq(last_launch()->args.row_groups, 8);
-    cr_expect_eq(last_launch()->grid[0], 3 * 8);
+    cr_expect_eq(last_launch()->args.lanes, 8);
     params = right_params();
     params.q_dtype = ATTN_DTYPE_FP16;
     params.kv_dtype = ATTN_DTYPE_E4M3;
@@ -254,8 +262,11 @@ Test(launch, needs_exactly_its_workspace)
     const struct attn_decode_shape shape = shape_of(&params);
     size_t bytes;
     cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
-    // 12 blocks, 2 levels, 64 x 16 of o and 4 x 32 x 2 x 4 of m and l.
-    cr_expect_eq(bytes, (size_t) 12 * 2 * (64 * 16 + 4 * 32 * 2 * 4) * 4);
+    // 300 blocks: 2 levels of the stack each, and 10 roots at either end of a run.
+    cr_expect_eq(bytes, 300 * (2 + 2 * 10) * LEVEL_BYTES);
+    int32_t count;
+    cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK);
+    cr_expect_eq(count, 3 * 4);
     params.workspace_bytes = bytes;
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     params.workspace_bytes = bytes - 1;
@@ -267,8 +278,13 @@ Test(launch, needs_exactly_its_workspace)
     expect_refused(&params, ATTN_ERROR_INVALID, "workspace is NULL");
     params.workspace = (char *) AT(2) - 256;
     expect_refused(&params, ATTN_ERROR_INVALID, "overlaps");
-    // Short tables keep everything in registers.
-    params.max_pages_per_seq = 32;
+    params.workspace = AT(9);
+    params.counters = (void *) ((char *) AT(2) + 8);
+    expect_refused(&params, ATTN_ERROR_INVALID, "overlaps");
+    params.counters = NULL;
+    expect_refused(&params, ATTN_ERROR_INVALID, "counters is NULL");
+    // A table of one leaf: nothing to split, nothing to merge.
+    params.max_pages_per_seq = 4;
     params.workspace = NULL;
     params.workspace_bytes = 0;
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
@@ -321,7 +337,8 @@ Test(launch, caps_the_grid)
     cr_assert_eq(attn_decode_workspace(device, &shape, &limited), ATTN_OK);
     cr_expect_eq(limited, unlimited);
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    cr_expect_eq(last_launch()->grid[0], 5);
+    cr_expect_eq(last_launch()->grid[0], 4);
+    cr_expect_eq(last_launch()->args.runs, 1);
 }
 
 Test(launch, plans_what_it_launches)

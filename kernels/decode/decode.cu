@@ -6,8 +6,13 @@
 // Leaves are merged by the binary tree of aligned power-of-two blocks of leaf indices; a block without
 // attended keys is left out. Scores are kept in units of log2.
 //
-// Who does what: one block walks the keys of one (sequence, KV head, group of ROWS query rows), a leaf at
-// a time. For S^T = K Q^T a warp takes 16 keys; for O^T = V^T P^T it takes HEAD_DIM / WARPS columns of
+// Who gets what: the leaves of all sequences, in a row, are cut into `runs` equal runs, wherever that may
+// be; a block takes one run of one lane (KV head, group of ROWS query rows). Lanes run fastest: whoever
+// reads the same tokens runs at the same time. Of a sequence that ends up in several runs, each block
+// writes down the few aligned blocks of the tree that it has in full (its roots), and the block that
+// arrives last merges those of all runs. Nobody waits for another block.
+//
+// Within a block: it walks the keys of a run, a leaf at a time. For S^T = K Q^T a warp takes 16 keys; for O^T = V^T P^T it takes HEAD_DIM / WARPS columns of
 // V, over all keys of the leaf: so each thread holds its part of o for good, and merging two blocks of
 // the tree needs no other thread. What warps exchange is the largest score and P, through shared memory.
 //
@@ -25,7 +30,8 @@
 //
 // Shared memory: ring of STAGES tiles (K(0), V(0), K(1), V(1), ... in turn; rows padded by 16 bytes, so
 // that the 8 rows of an ldmatrix lie in different banks), P, the row offsets of the tiles to come, which
-// of their keys are attended, and one float a warp and row for reductions.
+// of their keys are attended, one float a warp and row for reductions, and what finds the run. While
+// roots are merged they lie in the ring.
 
 #include "common/ptx_copy.cuh"
 #include "common/ptx_math.cuh"
@@ -55,10 +61,22 @@ constexpr int LEAD = STAGES / 2;
 constexpr int OFFSET_BUFFERS = 4;
 constexpr int VISIBLE_BUFFERS = 8;
 constexpr int LEVELS = ATTN_DECODE_REGISTER_LEVELS;
+// Of a block of the tree, as the threads hold it.
+constexpr int LEVEL_FLOATS = HEAD_DIM * ROWS + THREADS * ROW_BLOCKS * 4;
+constexpr int LEVEL_PIECES = DIM_BLOCKS * ROW_BLOCKS + ROW_BLOCKS;
+// Roots that the ring holds at once.
+constexpr int RING_ROOTS = STAGES * TILE * PITCH * 2 / (LEVEL_FLOATS * 4);
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 // Weights are 2^(score - m - SHIFT): so a sum of 2^16 values of V stays finite, however large they are.
 constexpr float SHIFT = 16.0f;
+
+// The leaves of all sequences in a row, and the runs they are cut into. A sequence without keys counts as
+// one leaf: every sequence is some run's.
+struct units {
+    int64_t total;
+    int64_t runs;
+};
 
 struct smem {
     uint16_t ring[STAGES][TILE][PITCH];
@@ -67,6 +85,10 @@ struct smem {
     int64_t offset[OFFSET_BUFFERS][TILE][2];
     uint32_t visible[VISIBLE_BUFFERS][TILE / 32];
     float reduce[2][WARPS][ROWS];
+    int64_t scan[WARPS];
+    units all;
+    int64_t found_unit;
+    int32_t found_sequence, arrived;
 };
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
@@ -78,6 +100,7 @@ static_assert(KEY_STEPS % SCORE_WARPS == 0, "each scoring warp owns whole 16-key
 static_assert(THREADS % PIECES == 0 && TILE % KEYS_AT_ONCE == 0, "a tile loads in whole rounds");
 static_assert(STAGES >= 4, "fewer tiles leave nothing in flight while a leaf is scored");
 static_assert(LEAD + 2 <= VISIBLE_BUFFERS, "attended bits live from lookup to scoring");
+static_assert(RING_ROOTS >= 1, "the ring holds a root");
 static_assert(LEVELS == 3, "struct tree spells the register levels out");
 
 static_assert(sizeof(smem) <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
@@ -97,14 +120,16 @@ struct tree {
     float *g_stack;
 };
 
-// What a block of threads works on.
+// What a block of threads works on: some leaves of one sequence.
 struct work {
     // K and V of the head.
     const unsigned char *g_k, *g_v;
     const int32_t *g_table;
     int32_t sequence;
-    // Attended keys, the first leaf, and how many leaves.
+    // Attended keys, and the leaves that hold them: [first, end).
     int32_t start, len;
+    uint32_t first, end;
+    // The leaves of this block: first_leaf and how many.
     int32_t first_leaf, num_leaves;
     // Multiplies q . k: in units of log2 without a softcap, natural with one.
     float scale;
@@ -398,57 +423,88 @@ static __device__ __forceinline__ void load_level(const float *g_level, block &b
 
 static __device__ __forceinline__ float *stack_level(const tree &t, int level)
 {
-    constexpr int FLOATS = HEAD_DIM * ROWS + THREADS * ROW_BLOCKS * 4;
-    return t.g_stack + (int64_t) (level - LEVELS) * FLOATS;
+    return t.g_stack + (int64_t) (level - LEVELS) * LEVEL_FLOATS;
 }
 
-// True if the block stays at `level`, waiting for its right half; else it has been merged with its left
-// half, if there is one, and goes on up.
-static __device__ __forceinline__ bool rest(tree &t, block &waiting, int level, uint32_t index,
-                                            block &b)
+// Where a block of the tree is, once it has gone up as far as it can.
+enum fate {
+    // Waits for its right half.
+    WAITS,
+    // Its left half is another block's: a root of this run.
+    IS_ROOT,
+    // It is the sequence.
+    IS_WHOLE,
+};
+
+// One step up, through a level in registers; true if it ends there, with `fate`.
+static __device__ __forceinline__ bool climb(tree &t, block &waiting, int i, const work &w,
+                                             uint32_t index, int level, bool last, block &b,
+                                             fate &end)
 {
-    if (!(index >> level & 1)) {
-        waiting = b;
-        t.present |= 1u << level;
+    const uint32_t first = index >> i << i;
+    if (level > i) return false;
+    if (last && first <= w.first) {
+        end = IS_WHOLE;
         return true;
     }
-    if (t.present >> level & 1) merge(waiting, b);
-    t.present &= ~(1u << level);
-    return false;
+    if (index >> i & 1) {
+        if (t.present >> i & 1) {
+            merge(waiting, b);
+            t.present &= ~(1u << i);
+            return false;
+        }
+        end = IS_ROOT;
+        return first > w.first;
+    }
+    if (last) return false;
+    waiting = b;
+    t.present |= 1u << i;
+    end = WAITS;
+    return true;
 }
 
-// Adds leaf number `index` (absolute), which is not the last one: a binary counter.
-static __device__ __forceinline__ void push(tree &t, uint32_t index, block &b)
+// Adds the block of the tree that is `level` levels high and starts at leaf `index` (absolute): a binary
+// counter. `last`: no leaf of the sequence follows.
+static __device__ __forceinline__ fate push(tree &t, const work &w, uint32_t index, int level,
+                                            bool last, block &b)
 {
-    if (rest(t, t.level_0, 0, index, b) || rest(t, t.level_1, 1, index, b) ||
-        rest(t, t.level_2, 2, index, b))
-        return;
-    for (int i = LEVELS;; i++) {
-        if (!(index >> i & 1)) {
+    fate end;
+    if (climb(t, t.level_0, 0, w, index, level, last, b, end)) return end;
+    if (climb(t, t.level_1, 1, w, index, level, last, b, end)) return end;
+    if (climb(t, t.level_2, 2, w, index, level, last, b, end)) return end;
+    for (int i = max(LEVELS, level);; i++) {
+        const uint32_t first = index >> i << i;
+        if (last && first <= w.first) return IS_WHOLE;
+        if (index >> i & 1) {
+            if (t.present >> i & 1) {
+                block left;
+                load_level(stack_level(t, i), left);
+                merge(left, b);
+                t.present &= ~(1u << i);
+            } else if (first > w.first) {
+                return IS_ROOT;
+            }
+        } else if (!last) {
             store_level(stack_level(t, i), b);
             t.present |= 1u << i;
-            return;
-        }
-        if (t.present >> i & 1) {
-            block left;
-            load_level(stack_level(t, i), left);
-            merge(left, b);
-            t.present &= ~(1u << i);
+            return WAITS;
         }
     }
 }
 
-// Adds the last leaf: b becomes the root.
-static __device__ __forceinline__ void finish(const tree &t, block &b)
+// Writes down what still waits, left to right.
+static __device__ __forceinline__ void write_waiting(const tree &t, float *g_root)
 {
-    if (t.present & 1) merge(t.level_0, b);
-    if (t.present & 2) merge(t.level_1, b);
-    if (t.present & 4) merge(t.level_2, b);
-    for (uint32_t rest = t.present >> LEVELS << LEVELS; rest; rest &= rest - 1) {
-        block left;
-        load_level(stack_level(t, __ffs(rest) - 1), left);
-        merge(left, b);
+    for (int i = 31; i >= LEVELS; i--) {
+        if (!(t.present >> i & 1)) continue;
+        block waiting;
+        load_level(stack_level(t, i), waiting);
+        store_level(g_root, waiting);
+        g_root += LEVEL_FLOATS;
     }
+    if (t.present & 4) store_level(g_root, t.level_2), g_root += LEVEL_FLOATS;
+    if (t.present & 2) store_level(g_root, t.level_1), g_root += LEVEL_FLOATS;
+    if (t.present & 1) store_level(g_root, t.level_0);
 }
 
 // ---- store: sum l over the threads, sink, division, o and lse
@@ -524,19 +580,214 @@ static __device__ __forceinline__ void store(const attn_decode_args &args, smem 
     __syncthreads();
 }
 
-// ---- one (sequence, KV head, row group)
+// ---- runs: who gets which leaves
+
+// Attended keys of a sequence, and the leaves that hold them.
+static __device__ __forceinline__ void attended(const attn_decode_args &args, int32_t given,
+                                                work &w)
+{
+    w.len = min(max(given, 0), args.max_keys);
+    w.start = args.window > 0 && w.len > args.window ? w.len - args.window : 0;
+    w.first = w.start / TILE;
+    w.end = w.len > 0 ? (w.len - 1) / TILE + 1 : w.first;
+}
+
+static __device__ __forceinline__ int32_t count_units(const attn_decode_args &args,
+                                                      int32_t sequence)
+{
+    work w;
+    attended(args, args.seq_lens[sequence], w);
+    return max((int32_t) (w.end - w.first), 1);
+}
+
+static __device__ __forceinline__ int64_t divide(uint64_t a, uint64_t b)
+{
+    return ((a | b) >> 32) == 0 ? (uint32_t) a / (uint32_t) b : a / b;
+}
+
+// The first unit of a run.
+static __device__ __forceinline__ int64_t run_begin(const units &u, int32_t run)
+{
+    return divide((uint64_t) u.total * run, u.runs);
+}
+
+// The run that a unit is in.
+static __device__ __forceinline__ int32_t run_of(const units &u, int64_t unit)
+{
+    return (int32_t) divide((uint64_t) (unit + 1) * u.runs - 1, u.total);
+}
+
+// Leaves the result in shared memory, where it takes no registers.
+static __device__ __forceinline__ void count_all(const attn_decode_args &args, smem &s)
+{
+    int64_t sum = 0;
+    for (int32_t i = threadIdx.x; i < args.batch; i += THREADS) sum += count_units(args, i);
+#pragma unroll
+    for (int delta = 1; delta < 32; delta *= 2) sum += __shfl_xor_sync(~0u, sum, delta);
+    if (threadIdx.x % 32 == 0) s.scan[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int64_t total = 0;
+        for (int i = 0; i < WARPS; i++) total += s.scan[i];
+        s.all.total = total;
+        s.all.runs = min((int64_t) args.runs, total);
+    }
+    __syncthreads();
+}
+
+// The sequence that holds a unit, and its first unit.
+static __device__ __forceinline__ int32_t find_unit(const attn_decode_args &args, smem &s,
+                                                    int64_t unit, int64_t &first_unit)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int64_t before = 0;
+    for (int32_t base = 0; base < args.batch; base += THREADS) {
+        const int32_t sequence = base + threadIdx.x;
+        const int32_t own = sequence < args.batch ? count_units(args, sequence) : 0;
+        int64_t end = own;
+#pragma unroll
+        for (int delta = 1; delta < 32; delta *= 2) {
+            const int64_t left = __shfl_up_sync(~0u, end, delta);
+            if (lane >= delta) end += left;
+        }
+        if (lane == 31) s.scan[warp] = end;
+        __syncthreads();
+        int64_t all = 0;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) {
+            if (i < warp) end += s.scan[i];
+            all += s.scan[i];
+        }
+        end += before;
+        if (unit >= end - own && unit < end) {
+            s.found_sequence = sequence;
+            s.found_unit = end - own;
+        }
+        __syncthreads();
+        before += all;
+        if (unit < before) break;
+    }
+    first_unit = s.found_unit;
+    return s.found_sequence;
+}
+
+// ---- gather: the roots of all runs of a sequence, merged
+
+// A walk over the roots of a sequence, left to right.
+struct walk {
+    int64_t first_unit, num_units;
+    int32_t run, lane;
+    // Leaves of the run that are left: from pos to end; beyond `stop` the sequence has none.
+    uint32_t pos, end, stop;
+    const float *g_root;
+};
+
+static __device__ __forceinline__ float *find_roots(const attn_decode_args &args, int32_t run,
+                                                    int32_t lane, bool from_begin)
+{
+    const int64_t slot = ((int64_t) run * args.lanes + lane) * 2 + (from_begin ? 0 : 1);
+    return args.roots + slot * args.max_roots * LEVEL_FLOATS;
+}
+
+// Where a sequence is cut off, missing leaves count as empty ones: so the aligned blocks of a run reach as
+// far as they can.
+static __device__ __forceinline__ void enter_run(const attn_decode_args &args, const units &u,
+                                                 const work &w, walk &at)
+{
+    const int64_t begin = run_begin(u, at.run), end = run_begin(u, at.run + 1);
+    const int64_t end_unit = at.first_unit + at.num_units;
+    at.pos = begin > at.first_unit ? w.first + (uint32_t) (begin - at.first_unit) : 0;
+    at.stop = end < end_unit ? w.first + (uint32_t) (end - at.first_unit) : w.end;
+    at.end = end < end_unit ? at.stop : 1u << 31;
+    at.g_root = find_roots(args, at.run, at.lane, begin >= at.first_unit);
+}
+
+// The next root: its first leaf and its level. Goes on to the next run by itself.
+static __device__ __forceinline__ uint32_t next_root(const attn_decode_args &args, const units &u,
+                                                     const work &w, walk &at, int &level,
+                                                     const float *&g_root)
+{
+    if (at.pos >= at.stop) {
+        at.run++;
+        enter_run(args, u, w, at);
+    }
+    uint32_t first;
+    do {
+        first = at.pos;
+        level = first ? __ffs(first) - 1 : 31;
+        while (first + (1u << level) > at.end) level--;
+        at.pos += 1u << level;
+    } while (at.pos <= w.first);
+    g_root = at.g_root;
+    at.g_root += LEVEL_FLOATS;
+    return first;
+}
+
+static __device__ __forceinline__ void gather(const attn_decode_args &args, smem &s, const units &u,
+                                              const work &w, int32_t lane, int64_t first_unit,
+                                              tree &t, block &b)
+{
+    float *const s_roots = reinterpret_cast<float *>(s.ring);
+    walk at;
+    at.first_unit = first_unit;
+    at.num_units = w.end - w.first;
+    at.lane = lane;
+    at.run = run_of(u, first_unit);
+    enter_run(args, u, w, at);
+    t.present = 0;
+    while (at.pos < w.end) {
+        // As many roots as the ring holds are on their way at once. Each thread copies what it will read.
+        walk ahead = at;
+        int level, num_roots = 0;
+        for (; num_roots < RING_ROOTS && ahead.pos < w.end; num_roots++) {
+            const float *g_root;
+            next_root(args, u, w, ahead, level, g_root);
+#pragma unroll
+            for (int i = 0; i < LEVEL_PIECES; i++) {
+                const int piece = (i * THREADS + threadIdx.x) * 4;
+                cp_async_16(shared_address(s_roots + num_roots * LEVEL_FLOATS + piece),
+                            g_root + piece, 16);
+            }
+        }
+        cp_async_commit();
+        cp_async_wait<0>();
+        for (int i = 0; i < num_roots; i++) {
+            const float *g_root;
+            const uint32_t first = next_root(args, u, w, at, level, g_root);
+            load_level(s_roots + i * LEVEL_FLOATS, b);
+            push(t, w, first, level, at.pos >= w.end, b);
+        }
+    }
+}
+
+// True in the block that arrives last at a sequence of one lane: the others' roots are there to be read.
+static __device__ __forceinline__ bool arrive(const attn_decode_args &args, smem &s,
+                                              int64_t counter, int32_t num_runs)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        const int32_t before = atomicAdd(args.counters + counter, 1);
+        s.arrived = before == num_runs - 1;
+        if (s.arrived) args.counters[counter] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!s.arrived) return false;
+    __threadfence();
+    return true;
+}
+
+// ---- one run's share of a sequence
 
 static __device__ __forceinline__ work describe(const attn_decode_args &args, int32_t sequence,
                                                 int32_t kv_head)
 {
     work w;
     const int32_t given = args.seq_lens[sequence];
+    attended(args, given, w);
     w.sequence = sequence;
-    w.len = min(max(given, 0), args.max_keys);
     if (w.len != given && threadIdx.x == 0) report_fault(args, sequence);
-    w.start = args.window > 0 && w.len > args.window ? w.len - args.window : 0;
-    w.first_leaf = w.start / TILE;
-    w.num_leaves = w.len > 0 ? (w.len - 1) / TILE + 1 - w.first_leaf : 0;
     w.g_k = static_cast<const unsigned char *>(args.k) + kv_head * args.k_head_stride * 2;
     w.g_v = static_cast<const unsigned char *>(args.v) + kv_head * args.v_head_stride * 2;
     w.g_table = args.block_table + sequence * args.table_stride;
@@ -567,16 +818,26 @@ static __device__ __forceinline__ void load_q(const attn_decode_args &args, int3
     }
 }
 
+static __device__ __forceinline__ void clear(block &b)
+{
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+#pragma unroll
+        for (int d = 0; d < DIM_BLOCKS; d++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) b.o[d][n][i] = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 2; c++) b.m[n][c] = -INFINITY, b.l[n][c] = 0.0f;
+    }
+}
+
+// Attends the block's leaves. The sequence is b if they are all of it; else their roots go to g_root.
 static __device__ __forceinline__ void attend(const attn_decode_args &args, smem &s, const work &w,
                                               const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2],
-                                              block &b)
+                                              float *g_root, tree &t, block &b)
 {
-    tree t;
     scores r_s;
-    constexpr int FLOATS = HEAD_DIM * ROWS + THREADS * ROW_BLOCKS * 4;
     t.present = 0;
-    t.g_stack = args.stack + (int64_t) blockIdx.x * args.stack_levels * FLOATS;
-
     place at[LEAD + 1];
 #pragma unroll
     for (int i = 0; i <= LEAD; i++) at[i] = lookup(args, w, i);
@@ -601,13 +862,49 @@ static __device__ __forceinline__ void attend(const attn_decode_args &args, smem
         __syncthreads();
         accumulate(s, leaf, b);
         score(args, w, s, leaf + 1, r_q, r_s);
-        if (leaf + 1 < w.num_leaves)
-            push(t, w.first_leaf + leaf, b);
-        else
-            finish(t, b);
+        const uint32_t index = w.first_leaf + leaf;
+        if (push(t, w, index, 0, index + 1 == w.end, b) == IS_ROOT) {
+            store_level(g_root, b);
+            g_root += LEVEL_FLOATS;
+        }
     }
+    write_waiting(t, g_root);
     cp_async_wait<0>();
     __syncthreads();
+}
+
+// Units [begin, end) of a sequence that has `num_units` of them from `first_unit` on.
+static __device__ __forceinline__ void do_share(const attn_decode_args &args, smem &s,
+                                                const units &u, int32_t run, int32_t lane,
+                                                int32_t sequence, int64_t first_unit, int32_t begin,
+                                                int32_t end, int32_t num_units)
+{
+    const int32_t row_group = lane % args.row_groups, kv_head = lane / args.row_groups;
+    const int32_t first_head = kv_head * args.ratio + row_group * ROWS;
+    const int32_t num_rows = min(ROWS, args.ratio - row_group * ROWS);
+    const bool is_whole = end - begin == num_units;
+
+    work w = describe(args, sequence, kv_head);
+    w.first_leaf = w.first + begin;
+    w.num_leaves = w.end == w.first ? 0 : end - begin;
+    uint32_t r_q[ROW_BLOCKS][DIM_STEPS][2];
+    block b;
+    tree t;
+    t.g_stack = args.stack + (int64_t) blockIdx.x * args.stack_levels * LEVEL_FLOATS;
+    if (w.num_leaves > 0) {
+        load_q(args, sequence, first_head, num_rows, r_q);
+        const bool from_begin = run_begin(u, run) >= first_unit;
+        attend(args, s, w, r_q, is_whole ? nullptr : find_roots(args, run, lane, from_begin), t, b);
+    } else {
+        clear(b);
+    }
+    if (!is_whole) {
+        const int32_t num_runs = run_of(u, first_unit + num_units - 1) - run_of(u, first_unit) + 1;
+        if (!arrive(args, s, (int64_t) sequence * args.lanes + lane, num_runs)) return;
+        gather(args, s, u, w, lane, first_unit, t, b);
+    }
+    sum_rows(s, b);
+    store(args, s, b, sequence, kv_head, first_head, num_rows);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -615,35 +912,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(16) unsigned char s_bytes[];
     smem &s = *reinterpret_cast<smem *>(s_bytes);
-    static_assert(sizeof(smem) == STAGES * TILE * PITCH * 2 + ROWS * P_PITCH * 2 +
-                                      OFFSET_BUFFERS * TILE * 16 +
-                                      VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4,
+    static_assert(sizeof(smem) ==
+                      STAGES * TILE * PITCH * 2 + ROWS * P_PITCH * 2 + OFFSET_BUFFERS * TILE * 16 +
+                          VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4 + WARPS * 8 + 32,
                   "attn_decode_smem_bytes is what the host asks for");
 
-    const int64_t num_items = (int64_t) args.batch * args.num_kv_heads * args.row_groups;
+    count_all(args, s);
+    const units &u = s.all;
+    const int64_t num_items = u.runs * args.lanes;
     for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
-        // Row groups, then KV heads, run fastest: whoever reads the same tokens runs at the same time.
-        const int32_t row_group = (int32_t) (item % args.row_groups);
-        const int32_t kv_head = (int32_t) (item / args.row_groups % args.num_kv_heads);
-        const int32_t sequence = (int32_t) (item / args.row_groups / args.num_kv_heads);
-        const int32_t first_head = kv_head * args.ratio + row_group * ROWS;
-        const int32_t num_rows = min(ROWS, args.ratio - row_group * ROWS);
-
-        const work w = describe(args, sequence, kv_head);
-        uint32_t r_q[ROW_BLOCKS][DIM_STEPS][2];
-        block b;
-        load_q(args, sequence, first_head, num_rows, r_q);
-        if (w.num_leaves > 0) {
-            attend(args, s, w, r_q, b);
-        } else {
-#pragma unroll
-            for (int n = 0; n < ROW_BLOCKS; n++) {
-                for (int d = 0; d < DIM_BLOCKS; d++)
-                    for (int i = 0; i < 4; i++) b.o[d][n][i] = 0.0f;
-                for (int c = 0; c < 2; c++) b.m[n][c] = -INFINITY, b.l[n][c] = 0.0f;
-            }
+        const int32_t lane = (int32_t) (item % args.lanes), run = (int32_t) (item / args.lanes);
+        int64_t unit = run_begin(u, run);
+        const int64_t end = run_begin(u, run + 1);
+        int64_t first_unit;
+        int32_t sequence = find_unit(args, s, unit, first_unit);
+        while (unit < end) {
+            const int32_t num_units = count_units(args, sequence);
+            const int64_t next_unit = first_unit + num_units;
+            do_share(args, s, u, run, lane, sequence, first_unit, (int32_t) (unit - first_unit),
+                     (int32_t) (min(next_unit, end) - first_unit), num_units);
+            unit = first_unit = next_unit;
+            sequence++;
         }
-        sum_rows(s, b);
-        store(args, s, b, sequence, kv_head, first_head, num_rows);
     }
 }

@@ -18,6 +18,12 @@ struct attn_decode_args {
     int32_t *fault;
     // Pending blocks of the merge tree: a slice of `stack_levels` levels for each block of the grid.
     float *stack;
+    // Roots of runs that hold a part of a sequence: for each (run, lane) `max_roots` for the sequence
+    // whose part starts the run or lies within it from the run's begin, then `max_roots` for the one that
+    // the run's end cuts off.
+    float *roots;
+    // Arrivals: one word for each (sequence, lane); 0 before and after.
+    int32_t *counters;
     int64_t q_stride;
     int64_t k_page_stride, k_token_stride, k_head_stride;
     int64_t v_page_stride, v_token_stride, v_head_stride;
@@ -33,6 +39,9 @@ struct attn_decode_args {
     int32_t row_groups;
     int32_t window;
     int32_t stack_levels;
+    // Runs that the leaves of all sequences are cut into, and lanes: num_kv_heads * row_groups.
+    int32_t runs, lanes;
+    int32_t max_roots;
     float scale;
     float softcap;
     float k_scale, v_scale;
@@ -41,7 +50,7 @@ struct attn_decode_args {
 // Levels of the merge tree that a thread keeps in registers.
 #define ATTN_DECODE_REGISTER_LEVELS 3
 // Blocks of a launch at most; work beyond is walked.
-#define ATTN_DECODE_MAX_GRID 1024
+#define ATTN_DECODE_MAX_GRID 512
 
 // Floats of one level of one block's stack: of each row its o, m and l, as the threads hold them.
 // Thread: head_dim * rows / threads of o, then m and l for 2 columns of every 8 rows.
@@ -59,6 +68,15 @@ static inline int32_t attn_decode_stack_levels(int64_t keys, int32_t tile)
     return levels;
 }
 
+// Most aligned blocks that a stretch of the leaves of a sequence of up to `keys` keys falls into.
+static inline int32_t attn_decode_max_roots(int64_t keys, int32_t tile)
+{
+    const int64_t leaves = (keys + tile - 1) / tile;
+    int32_t levels = 0;
+    while ((int64_t) 1 << levels < leaves) levels++;
+    return leaves < 2 * levels ? (int32_t) leaves : 2 * levels;
+}
+
 // Dynamic shared memory of a block, in bytes; decode.cu asserts that its struct smem has this size.
 static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile,
                                              int32_t warps, int32_t stages)
@@ -68,7 +86,8 @@ static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int
     const int32_t offsets = 4 * tile * 2 * 8;
     const int32_t visible = 8 * (tile / 32) * 4;
     const int32_t reduce = 2 * warps * rows * 4;
-    return ring + p + offsets + visible + reduce;
+    const int32_t scan = warps * 8 + 32;
+    return ring + p + offsets + visible + reduce + scan;
 }
 
 #endif
