@@ -23,7 +23,7 @@ struct launch {
     // Row groups of a KV head, levels of a block's stack, roots of a run's part of a sequence.
     int32_t row_groups, stack_levels, max_roots;
     // The leaves of all sequences are cut into `runs`; each is walked once by each lane.
-    int32_t runs, lanes;
+    int32_t runs, lanes, min_shift;
     int32_t grid, block, smem_bytes;
     int32_t num_splits;
     // The stack comes first, the roots after it.
@@ -122,6 +122,7 @@ static enum attn_status fill_geometry(const struct attn_device *const device,
     const int64_t leaves = (int64_t) shape->batch * ((keys - 1) / row->tile + 1);
     const int64_t runs = lanes < slots ? slots / lanes : 1;
     launch->runs = (int32_t) (leaves < runs ? leaves : runs);
+    while (leaves >> launch->min_shift >= 1 << 29) launch->min_shift++;
     const int64_t items = launch->runs * lanes;
     launch->grid = items < slots ? (int32_t) items : slots;
     launch->block = row->warps * 32;
@@ -287,6 +288,10 @@ enum attn_status attn_decode_reset_counters(struct attn_device *const device,
 static struct attn_decode_args fill_args(const struct attn_decode_params *const params,
                                          const struct launch *const launch)
 {
+    uint32_t page_magic, runs_magic;
+    int32_t page_shift, runs_shift;
+    attn_decode_magic(params->page_size, &page_magic, &page_shift);
+    attn_decode_magic(launch->runs, &runs_magic, &runs_shift);
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -313,6 +318,8 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .num_pages = params->num_pages,
         .table_stride = params->max_pages_per_seq,
         .page_size = params->page_size,
+        .page_magic = page_magic,
+        .page_shift = page_shift,
         .max_keys = table_keys(params->max_pages_per_seq, params->page_size),
         .batch = params->batch,
         .num_q_heads = params->num_q_heads,
@@ -323,6 +330,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .stack_levels = launch->stack_levels,
         .runs = launch->runs,
         .lanes = launch->lanes,
+        .runs_magic = runs_magic,
+        .runs_shift = runs_shift,
+        .min_shift = launch->min_shift,
         .max_roots = launch->max_roots,
         .scale = params->scale,
         .softcap = params->softcap,

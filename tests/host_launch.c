@@ -147,7 +147,7 @@ Test(launch, passes_everything_on)
     cr_expect(args->counters == AT(13) && args->runs == 75 && args->lanes == 4);
     // 25 leaves: 5 levels, so at most 10 aligned blocks in any stretch.
     cr_expect_eq(args->max_roots, 10);
-    cr_expect_eq((const char *) args->roots, (const char *) AT(9) + 300 * 2 * LEVEL_BYTES);
+    cr_expect_eq((const char *) args->roots, (const char *) AT(9) + 300 * 3 * LEVEL_BYTES);
     cr_expect(args->k_scales == AT(11) && args->v_scales == AT(12));
     cr_expect_eq(args->q_stride, 24 * 64 + 512);
     cr_expect_eq(args->k_page_stride, 9 * 16 * 4 * 64);
@@ -161,10 +161,31 @@ Test(launch, passes_everything_on)
     cr_expect_eq(args->max_keys, 1600);
     cr_expect(args->batch == 3 && args->num_q_heads == 24 && args->num_kv_heads == 4);
     cr_expect(args->ratio == 6 && args->row_groups == 1 && args->window == 77);
-    // 64 << 3 = 512 keys in registers; 1024 and 2048 above.
-    cr_expect_eq(args->stack_levels, 2);
+    // 64 << 2 = 256 keys in registers; 512, 1024 and 2048 above.
+    cr_expect_eq(args->stack_levels, 3);
     cr_expect(args->scale == 0.125f && args->softcap == 30.0f);
     cr_expect(args->k_scale == 0.25f && args->v_scale == 0.5f);
+}
+
+// The kernels' division by the page size, where rounding could go wrong: around multiples.
+Test(launch, divides_as_division_does)
+{
+    static const int32_t divisors[] = { 1,  2,  3,   5,   7,    8,     16,      17,       33,
+                                        48, 64, 100, 127, 1000, 65535, 1 << 20, INT32_MAX };
+    for (size_t i = 0; i < sizeof(divisors) / sizeof(divisors[0]); i++) {
+        const int64_t divisor = divisors[i];
+        uint32_t magic;
+        int32_t shift;
+        attn_decode_magic(divisors[i], &magic, &shift);
+        for (int64_t step = 0; step < 2000; step++) {
+            const int64_t multiple = (INT32_MAX / divisor) * step / 1999 * divisor;
+            for (int64_t number = multiple - 1; number <= multiple + 1; number++) {
+                if (number < 0 || number > INT32_MAX) continue;
+                cr_assert_eq(attn_decode_divide((uint32_t) number, magic, shift), number / divisor,
+                             "%lld / %lld", (long long) number, (long long) divisor);
+            }
+        }
+    }
 }
 
 Test(launch, takes_the_first_row_that_accepts)
@@ -262,8 +283,8 @@ Test(launch, needs_exactly_its_workspace)
     const struct attn_decode_shape shape = shape_of(&params);
     size_t bytes;
     cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
-    // 300 blocks: 2 levels of the stack each, and 10 roots at either end of a run.
-    cr_expect_eq(bytes, 300 * (2 + 2 * 10) * LEVEL_BYTES);
+    // 300 blocks: 3 levels of the stack each, and 10 roots at either end of a run.
+    cr_expect_eq(bytes, 300 * (3 + 2 * 10) * LEVEL_BYTES);
     int32_t count;
     cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK);
     cr_expect_eq(count, 3 * 4);

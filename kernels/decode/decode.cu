@@ -60,7 +60,8 @@ constexpr int KEYS_AT_ONCE = THREADS / PIECES;
 constexpr int LEAD = STAGES / 2;
 constexpr int OFFSET_BUFFERS = 4;
 constexpr int VISIBLE_BUFFERS = 8;
-constexpr int LEVELS = ATTN_DECODE_REGISTER_LEVELS;
+// Levels of the tree that stay in registers: a third one where there is room.
+constexpr int LEVELS = ATTN_DECODE_REGISTER_LEVELS + (DIM_BLOCKS * ROW_BLOCKS < 4 ? 1 : 0);
 // Of a block of the tree, as the threads hold it.
 constexpr int LEVEL_FLOATS = HEAD_DIM * ROWS + THREADS * ROW_BLOCKS * 4;
 constexpr int LEVEL_PIECES = DIM_BLOCKS * ROW_BLOCKS + ROW_BLOCKS;
@@ -71,11 +72,12 @@ constexpr float LN_2 = 0.6931471805599453f;
 // Weights are 2^(score - m - SHIFT): so a sum of 2^16 values of V stays finite, however large they are.
 constexpr float SHIFT = 16.0f;
 
-// The leaves of all sequences in a row, and the runs they are cut into. A sequence without keys counts as
-// one leaf: every sequence is some run's.
+// The leaves of all sequences in a row, and the runs they are cut into, between units: 2^shift leaves at
+// absolute multiples, so that a run holds few aligned blocks of the tree. A sequence without keys counts
+// as one unit: every sequence is some run's. The first `rest` runs have size + 1 units, the others `size`.
 struct units {
-    int64_t total;
-    int64_t runs;
+    int32_t total, runs, shift;
+    int32_t size, rest;
 };
 
 struct smem {
@@ -85,10 +87,9 @@ struct smem {
     int64_t offset[OFFSET_BUFFERS][TILE][2];
     uint32_t visible[VISIBLE_BUFFERS][TILE / 32];
     float reduce[2][WARPS][ROWS];
-    int64_t scan[WARPS];
+    int32_t scan[WARPS];
     units all;
-    int64_t found_unit;
-    int32_t found_sequence, arrived;
+    int32_t found_sequence, found_unit, arrived;
 };
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
@@ -101,7 +102,7 @@ static_assert(THREADS % PIECES == 0 && TILE % KEYS_AT_ONCE == 0, "a tile loads i
 static_assert(STAGES >= 4, "fewer tiles leave nothing in flight while a leaf is scored");
 static_assert(LEAD + 2 <= VISIBLE_BUFFERS, "attended bits live from lookup to scoring");
 static_assert(RING_ROOTS >= 1, "the ring holds a root");
-static_assert(LEVELS == 3, "struct tree spells the register levels out");
+static_assert(LEVELS == 2 || LEVELS == 3, "struct tree spells the register levels out");
 
 static_assert(sizeof(smem) <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
 
@@ -112,7 +113,7 @@ struct block {
     float l[ROW_BLOCKS][2];
 };
 
-// Pending left halves of the merge tree; bit i of `present`: level i holds one. The first three levels
+// Pending left halves of the merge tree; bit i of `present`: level i holds one. The first levels
 // are fields of their own, since an array would be moved to local memory.
 struct tree {
     block level_0, level_1, level_2;
@@ -172,7 +173,7 @@ static __device__ __forceinline__ place lookup(const attn_decode_args &args, con
     const int32_t key = key_of_thread(w, leaf);
     place at = { -1, 0 };
     if (is_attended(w, leaf, key)) {
-        const uint32_t index = (uint32_t) key / (uint32_t) args.page_size;
+        const uint32_t index = attn_decode_divide(key, args.page_magic, args.page_shift);
         at.page = __ldg(w.g_table + index);
         at.slot = key - index * args.page_size;
     }
@@ -471,7 +472,7 @@ static __device__ __forceinline__ fate push(tree &t, const work &w, uint32_t ind
     fate end;
     if (climb(t, t.level_0, 0, w, index, level, last, b, end)) return end;
     if (climb(t, t.level_1, 1, w, index, level, last, b, end)) return end;
-    if (climb(t, t.level_2, 2, w, index, level, last, b, end)) return end;
+    if (LEVELS > 2 && climb(t, t.level_2, 2, w, index, level, last, b, end)) return end;
     for (int i = max(LEVELS, level);; i++) {
         const uint32_t first = index >> i << i;
         if (last && first <= w.first) return IS_WHOLE;
@@ -502,7 +503,7 @@ static __device__ __forceinline__ void write_waiting(const tree &t, float *g_roo
         store_level(g_root, waiting);
         g_root += LEVEL_FLOATS;
     }
-    if (t.present & 4) store_level(g_root, t.level_2), g_root += LEVEL_FLOATS;
+    if (LEVELS > 2 && t.present & 4) store_level(g_root, t.level_2), g_root += LEVEL_FLOATS;
     if (t.present & 2) store_level(g_root, t.level_1), g_root += LEVEL_FLOATS;
     if (t.present & 1) store_level(g_root, t.level_0);
 }
@@ -593,66 +594,102 @@ static __device__ __forceinline__ void attended(const attn_decode_args &args, in
 }
 
 static __device__ __forceinline__ int32_t count_units(const attn_decode_args &args,
-                                                      int32_t sequence)
+                                                      int32_t sequence, int32_t shift)
 {
     work w;
     attended(args, args.seq_lens[sequence], w);
-    return max((int32_t) (w.end - w.first), 1);
-}
-
-static __device__ __forceinline__ int64_t divide(uint64_t a, uint64_t b)
-{
-    return ((a | b) >> 32) == 0 ? (uint32_t) a / (uint32_t) b : a / b;
+    return w.end > w.first ? ((w.end - 1) >> shift) - (w.first >> shift) + 1 : 1;
 }
 
 // The first unit of a run.
-static __device__ __forceinline__ int64_t run_begin(const units &u, int32_t run)
+static __device__ __forceinline__ int32_t run_begin(const units &u, int32_t run)
 {
-    return divide((uint64_t) u.total * run, u.runs);
+    return run * u.size + min(run, u.rest);
 }
 
 // The run that a unit is in.
-static __device__ __forceinline__ int32_t run_of(const units &u, int64_t unit)
+static __device__ __forceinline__ int32_t run_of(const units &u, int32_t unit)
 {
-    return (int32_t) divide((uint64_t) (unit + 1) * u.runs - 1, u.total);
+    const uint32_t longer = u.rest * (u.size + 1);
+    return (uint32_t) unit < longer ? (uint32_t) unit / (uint32_t) (u.size + 1)
+                                    : u.rest + (unit - longer) / (uint32_t) u.size;
+}
+
+// Units of all sequences, in every thread.
+static __device__ __forceinline__ int32_t sum_units(const attn_decode_args &args, smem &s,
+                                                    int32_t shift)
+{
+    int32_t sum = 0;
+    for (int32_t i = threadIdx.x; i < args.batch; i += THREADS) sum += count_units(args, i, shift);
+    sum = __reduce_add_sync(~0u, sum);
+    if (threadIdx.x % 32 == 0) s.scan[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) sum += s.scan[i];
+    __syncthreads();
+    return sum;
+}
+
+static __device__ __forceinline__ int32_t divide_by_runs(const attn_decode_args &args,
+                                                         uint32_t number)
+{
+    return attn_decode_divide(number, args.runs_magic, args.runs_shift);
+}
+
+// The largest unit that makes the longest run at most a sixteenth longer than runs of single leaves would
+// be, while units that sequences fill in part stay few. `leaves` are counted in units of args.min_shift.
+static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args,
+                                                       uint32_t leaves)
+{
+    const uint32_t longest = divide_by_runs(args, leaves + args.runs - 1);
+    int32_t shift = 0;
+    for (uint32_t all = (leaves + 1) / 2; all >= 16 * (uint32_t) args.batch; all = (all + 1) / 2) {
+        if (divide_by_runs(args, all + args.runs - 1) << (shift + 1) > longest + longest / 16)
+            break;
+        shift++;
+    }
+    return shift + args.min_shift;
 }
 
 // Leaves the result in shared memory, where it takes no registers.
 static __device__ __forceinline__ void count_all(const attn_decode_args &args, smem &s)
 {
-    int64_t sum = 0;
-    for (int32_t i = threadIdx.x; i < args.batch; i += THREADS) sum += count_units(args, i);
-#pragma unroll
-    for (int delta = 1; delta < 32; delta *= 2) sum += __shfl_xor_sync(~0u, sum, delta);
-    if (threadIdx.x % 32 == 0) s.scan[threadIdx.x / 32] = sum;
-    __syncthreads();
+    int32_t shift = args.min_shift;
+    int32_t total = sum_units(args, s, shift);
+    if (args.runs > 1) {
+        shift = choose_shift(args, total);
+        if (shift > args.min_shift) total = sum_units(args, s, shift);
+    }
     if (threadIdx.x == 0) {
-        int64_t total = 0;
-        for (int i = 0; i < WARPS; i++) total += s.scan[i];
+        const int32_t runs = min(args.runs, total);
         s.all.total = total;
-        s.all.runs = min((int64_t) args.runs, total);
+        s.all.runs = runs;
+        s.all.shift = shift;
+        s.all.size = runs == total ? 1 : divide_by_runs(args, total);
+        s.all.rest = total - s.all.size * runs;
     }
     __syncthreads();
 }
 
 // The sequence that holds a unit, and its first unit.
 static __device__ __forceinline__ int32_t find_unit(const attn_decode_args &args, smem &s,
-                                                    int64_t unit, int64_t &first_unit)
+                                                    int32_t unit, int32_t &first_unit)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t before = 0;
+    int32_t before = 0;
     for (int32_t base = 0; base < args.batch; base += THREADS) {
         const int32_t sequence = base + threadIdx.x;
-        const int32_t own = sequence < args.batch ? count_units(args, sequence) : 0;
-        int64_t end = own;
+        const int32_t own = sequence < args.batch ? count_units(args, sequence, s.all.shift) : 0;
+        int32_t end = own;
 #pragma unroll
         for (int delta = 1; delta < 32; delta *= 2) {
-            const int64_t left = __shfl_up_sync(~0u, end, delta);
+            const int32_t left = __shfl_up_sync(~0u, end, delta);
             if (lane >= delta) end += left;
         }
         if (lane == 31) s.scan[warp] = end;
         __syncthreads();
-        int64_t all = 0;
+        int32_t all = 0;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             if (i < warp) end += s.scan[i];
@@ -675,7 +712,7 @@ static __device__ __forceinline__ int32_t find_unit(const attn_decode_args &args
 
 // A walk over the roots of a sequence, left to right.
 struct walk {
-    int64_t first_unit, num_units;
+    int32_t first_unit, num_units;
     int32_t run, lane;
     // Leaves of the run that are left: from pos to end; beyond `stop` the sequence has none.
     uint32_t pos, end, stop;
@@ -689,15 +726,21 @@ static __device__ __forceinline__ float *find_roots(const attn_decode_args &args
     return args.roots + slot * args.max_roots * LEVEL_FLOATS;
 }
 
+// The first leaf of a sequence's unit.
+static __device__ __forceinline__ uint32_t leaf_of(const units &u, const work &w, int32_t unit)
+{
+    return unit > 0 ? ((w.first >> u.shift) + unit) << u.shift : w.first;
+}
+
 // Where a sequence is cut off, missing leaves count as empty ones: so the aligned blocks of a run reach as
 // far as they can.
 static __device__ __forceinline__ void enter_run(const attn_decode_args &args, const units &u,
                                                  const work &w, walk &at)
 {
-    const int64_t begin = run_begin(u, at.run), end = run_begin(u, at.run + 1);
-    const int64_t end_unit = at.first_unit + at.num_units;
-    at.pos = begin > at.first_unit ? w.first + (uint32_t) (begin - at.first_unit) : 0;
-    at.stop = end < end_unit ? w.first + (uint32_t) (end - at.first_unit) : w.end;
+    const int32_t begin = run_begin(u, at.run), end = run_begin(u, at.run + 1);
+    const int32_t end_unit = at.first_unit + at.num_units;
+    at.pos = begin > at.first_unit ? leaf_of(u, w, begin - at.first_unit) : 0;
+    at.stop = end < end_unit ? leaf_of(u, w, end - at.first_unit) : w.end;
     at.end = end < end_unit ? at.stop : 1u << 31;
     at.g_root = find_roots(args, at.run, at.lane, begin >= at.first_unit);
 }
@@ -724,13 +767,13 @@ static __device__ __forceinline__ uint32_t next_root(const attn_decode_args &arg
 }
 
 static __device__ __forceinline__ void gather(const attn_decode_args &args, smem &s, const units &u,
-                                              const work &w, int32_t lane, int64_t first_unit,
-                                              tree &t, block &b)
+                                              const work &w, int32_t lane, int32_t first_unit,
+                                              int32_t num_units, tree &t, block &b)
 {
     float *const s_roots = reinterpret_cast<float *>(s.ring);
     walk at;
     at.first_unit = first_unit;
-    at.num_units = w.end - w.first;
+    at.num_units = num_units;
     at.lane = lane;
     at.run = run_of(u, first_unit);
     enter_run(args, u, w, at);
@@ -845,23 +888,26 @@ static __device__ __forceinline__ void attend(const attn_decode_args &args, smem
 #pragma unroll
     for (int i = 0; i <= LEAD; i++) publish(args, w, s, i, at[i]);
     __syncthreads();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) fetch(w, s, i);
-    cp_async_wait<STAGES - 2>();
-    __syncthreads();
-    score(args, w, s, 0, r_q, r_s);
 
-    for (int leaf = 0; leaf < w.num_leaves; leaf++) {
+        // Step -1 only scores leaf 0. One copy of each step keeps the code small: it is fetched from memory,
+        // too, and in a short call that counts.
+#pragma unroll 1
+    for (int leaf = -1; leaf < w.num_leaves; leaf++) {
         __syncthreads();
-        fetch(w, s, leaf * 2 - 1 + STAGES);
-        fetch(w, s, leaf * 2 + STAGES);
-        publish(args, w, s, leaf + LEAD + 1, next);
-        next = lookup(args, w, leaf + LEAD + 2);
-        weigh(s, leaf, r_s, b);
+        if (leaf >= 0) {
+            fetch(w, s, leaf * 2 - 1 + STAGES);
+            fetch(w, s, leaf * 2 + STAGES);
+            publish(args, w, s, leaf + LEAD + 1, next);
+            next = lookup(args, w, leaf + LEAD + 2);
+            weigh(s, leaf, r_s, b);
+        }
         cp_async_wait<STAGES - 2>();
         __syncthreads();
-        accumulate(s, leaf, b);
+        if (leaf >= 0) accumulate(s, leaf, b);
         score(args, w, s, leaf + 1, r_q, r_s);
+        if (leaf < 0) continue;
         const uint32_t index = w.first_leaf + leaf;
         if (push(t, w, index, 0, index + 1 == w.end, b) == IS_ROOT) {
             store_level(g_root, b);
@@ -876,7 +922,7 @@ static __device__ __forceinline__ void attend(const attn_decode_args &args, smem
 // Units [begin, end) of a sequence that has `num_units` of them from `first_unit` on.
 static __device__ __forceinline__ void do_share(const attn_decode_args &args, smem &s,
                                                 const units &u, int32_t run, int32_t lane,
-                                                int32_t sequence, int64_t first_unit, int32_t begin,
+                                                int32_t sequence, int32_t first_unit, int32_t begin,
                                                 int32_t end, int32_t num_units)
 {
     const int32_t row_group = lane % args.row_groups, kv_head = lane / args.row_groups;
@@ -885,8 +931,8 @@ static __device__ __forceinline__ void do_share(const attn_decode_args &args, sm
     const bool is_whole = end - begin == num_units;
 
     work w = describe(args, sequence, kv_head);
-    w.first_leaf = w.first + begin;
-    w.num_leaves = w.end == w.first ? 0 : end - begin;
+    w.first_leaf = leaf_of(u, w, begin);
+    w.num_leaves = (end < num_units ? leaf_of(u, w, end) : w.end) - w.first_leaf;
     uint32_t r_q[ROW_BLOCKS][DIM_STEPS][2];
     block b;
     tree t;
@@ -901,7 +947,7 @@ static __device__ __forceinline__ void do_share(const attn_decode_args &args, sm
     if (!is_whole) {
         const int32_t num_runs = run_of(u, first_unit + num_units - 1) - run_of(u, first_unit) + 1;
         if (!arrive(args, s, (int64_t) sequence * args.lanes + lane, num_runs)) return;
-        gather(args, s, u, w, lane, first_unit, t, b);
+        gather(args, s, u, w, lane, first_unit, num_units, t, b);
     }
     sum_rows(s, b);
     store(args, s, b, sequence, kv_head, first_head, num_rows);
@@ -914,23 +960,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     smem &s = *reinterpret_cast<smem *>(s_bytes);
     static_assert(sizeof(smem) ==
                       STAGES * TILE * PITCH * 2 + ROWS * P_PITCH * 2 + OFFSET_BUFFERS * TILE * 16 +
-                          VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4 + WARPS * 8 + 32,
+                          VISIBLE_BUFFERS * (TILE / 32) * 4 + 2 * WARPS * ROWS * 4 + WARPS * 4 + 32,
                   "attn_decode_smem_bytes is what the host asks for");
 
     count_all(args, s);
     const units &u = s.all;
-    const int64_t num_items = u.runs * args.lanes;
+    const int64_t num_items = (int64_t) u.runs * args.lanes;
     for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
         const int32_t lane = (int32_t) (item % args.lanes), run = (int32_t) (item / args.lanes);
-        int64_t unit = run_begin(u, run);
-        const int64_t end = run_begin(u, run + 1);
-        int64_t first_unit;
+        int32_t unit = run_begin(u, run);
+        const int32_t end = run_begin(u, run + 1);
+        int32_t first_unit;
         int32_t sequence = find_unit(args, s, unit, first_unit);
         while (unit < end) {
-            const int32_t num_units = count_units(args, sequence);
-            const int64_t next_unit = first_unit + num_units;
-            do_share(args, s, u, run, lane, sequence, first_unit, (int32_t) (unit - first_unit),
-                     (int32_t) (min(next_unit, end) - first_unit), num_units);
+            const int32_t num_units = count_units(args, sequence, u.shift);
+            const int32_t next_unit = first_unit + num_units;
+            do_share(args, s, u, run, lane, sequence, first_unit, unit - first_unit,
+                     min(next_unit, end) - first_unit, num_units);
             unit = first_unit = next_unit;
             sequence++;
         }

@@ -30,6 +30,9 @@ struct attn_decode_args {
     int64_t num_pages;
     int64_t table_stride;
     int32_t page_size;
+    // See attn_decode_divide.
+    uint32_t page_magic;
+    int32_t page_shift;
     // Keys a table row can hold, saturated at INT32_MAX.
     int32_t max_keys;
     int32_t batch;
@@ -41,14 +44,41 @@ struct attn_decode_args {
     int32_t stack_levels;
     // Runs that the leaves of all sequences are cut into, and lanes: num_kv_heads * row_groups.
     int32_t runs, lanes;
+    // Of `runs`: see attn_decode_divide.
+    uint32_t runs_magic;
+    int32_t runs_shift;
+    // Leaves are counted in units of 2^min_shift at least: the largest count stays below 2^30.
+    int32_t min_shift;
     int32_t max_roots;
     float scale;
     float softcap;
     float k_scale, v_scale;
 };
 
-// Levels of the merge tree that a thread keeps in registers.
-#define ATTN_DECODE_REGISTER_LEVELS 3
+// For division by `divisor`, at least 1, of numbers below 2^31: a multiplication and a shift. With 2^(l - 1)
+// < divisor <= 2^l, magic = ceil(2^(31 + l) / divisor) is off by less than 2^l / divisor, which a number below
+// 2^31 cannot make into a whole one. By 1 nothing is divided: magic 0.
+static inline void attn_decode_magic(int32_t divisor, uint32_t *magic, int32_t *shift)
+{
+    int32_t l = 0;
+    while ((int64_t) 1 << l < divisor) l++;
+    const uint64_t power = (uint64_t) 1 << (31 + l);
+    *magic = l ? (uint32_t) ((power + (uint32_t) divisor - 1) / (uint32_t) divisor) : 0;
+    *shift = l ? l - 1 : 0;
+}
+
+#ifdef __CUDACC__
+static __device__ __forceinline__ uint32_t
+#else
+static inline uint32_t
+#endif
+attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
+{
+    return magic ? (uint32_t) ((uint64_t) number * magic >> 32) >> shift : number;
+}
+
+// Levels of the merge tree that a thread keeps in registers, at least.
+#define ATTN_DECODE_REGISTER_LEVELS 2
 // Blocks of a launch at most; work beyond is walked.
 #define ATTN_DECODE_MAX_GRID 512
 
@@ -86,7 +116,7 @@ static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int
     const int32_t offsets = 4 * tile * 2 * 8;
     const int32_t visible = 8 * (tile / 32) * 4;
     const int32_t reduce = 2 * warps * rows * 4;
-    const int32_t scan = warps * 8 + 32;
+    const int32_t scan = warps * 4 + 32;
     return ring + p + offsets + visible + reduce + scan;
 }
 
