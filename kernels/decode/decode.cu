@@ -53,9 +53,10 @@ constexpr int DIM_STEPS = HEAD_DIM / 16;
 constexpr int KEY_STEPS = TILE / 16;
 constexpr int PITCH = HEAD_DIM + 8;
 constexpr int P_PITCH = TILE + 8;
-// 16-byte pieces of a key, and keys that the block loads at once.
+// 16-byte pieces of a key and of a 128-byte line, and keys that the block loads at once.
 constexpr int PIECES = HEAD_DIM / 8;
-constexpr int KEYS_AT_ONCE = THREADS / PIECES;
+constexpr int LINE_PIECES = PIECES < 8 ? PIECES : 8;
+constexpr int KEYS_AT_ONCE = THREADS / LINE_PIECES;
 // Row offsets are ready this many leaves ahead of the one that is scored.
 constexpr int LEAD = STAGES / 2;
 constexpr int OFFSET_BUFFERS = 4;
@@ -98,7 +99,8 @@ static_assert(TILE % 32 == 0 && (TILE & (TILE - 1)) == 0,
 static_assert(TILE <= THREADS, "one thread looks up each key of a tile");
 static_assert(HEAD_DIM % (16 * WARPS) == 0, "each warp owns whole 16-column blocks of V");
 static_assert(KEY_STEPS % SCORE_WARPS == 0, "each scoring warp owns whole 16-key groups");
-static_assert(THREADS % PIECES == 0 && TILE % KEYS_AT_ONCE == 0, "a tile loads in whole rounds");
+static_assert(PIECES % LINE_PIECES == 0 && TILE % KEYS_AT_ONCE == 0,
+              "a tile loads in whole rounds");
 static_assert(STAGES >= 4, "fewer tiles leave nothing in flight while a leaf is scored");
 static_assert(LEAD + 2 <= VISIBLE_BUFFERS, "attended bits live from lookup to scoring");
 static_assert(RING_ROOTS >= 1, "the ring holds a root");
@@ -204,8 +206,9 @@ static __device__ __forceinline__ void fetch(const work &w, smem &s, int half)
     const int leaf = half / 2;
     const int is_v = half % 2;
     if (leaf < w.num_leaves) {
-        const int piece = threadIdx.x % PIECES;
-        const int first = threadIdx.x / PIECES;
+        // Eight threads copy a 128-byte line of a key, then the key's next line.
+        const int piece = threadIdx.x % LINE_PIECES;
+        const int first = threadIdx.x / LINE_PIECES;
         const unsigned char *const g_piece = (is_v ? w.g_v : w.g_k) + piece * 16;
         const int64_t *const s_offset = &s.offset[leaf % OFFSET_BUFFERS][first][is_v];
         const uint32_t s_tile = shared_address(&s.ring[half % STAGES][first][piece * 8]);
@@ -214,7 +217,12 @@ static __device__ __forceinline__ void fetch(const work &w, smem &s, int half)
             // Of a negative offset nothing is read.
             const int64_t offset = s_offset[i * KEYS_AT_ONCE * 2];
             const uint32_t bytes = (int32_t) (offset >> 32) < 0 ? 0 : 16;
-            cp_async_16(s_tile + i * KEYS_AT_ONCE * PITCH * 2, g_piece + offset, bytes);
+            const unsigned char *const g_row = g_piece + offset;
+            const uint32_t s_row = s_tile + i * KEYS_AT_ONCE * PITCH * 2;
+#pragma unroll
+            for (int line = 0; line < PIECES / LINE_PIECES; line++)
+                cp_async_16(s_row + line * LINE_PIECES * 16, g_row + line * LINE_PIECES * 16,
+                            bytes);
         }
     }
     cp_async_commit();
