@@ -55,6 +55,8 @@ has_fuzzer()
         clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - 2>/dev/null
 }
 
+has_venv() { python3 -c 'import ensurepip, venv' 2>/dev/null; }
+
 # $1: try or test. Prints Debian's names of what is missing, one a line.
 list_missing()
 {
@@ -70,6 +72,8 @@ list_missing()
     command -v valgrind >/dev/null || echo valgrind
     command -v clang >/dev/null || echo clang
     command -v clang-format >/dev/null || echo clang-format
+    has_nvcc || [ -x /usr/local/cuda/bin/nvcc ] || [ -n "$(find_venv_nvcc)" ] || has_venv ||
+        echo python3-venv
 }
 
 as_root()
@@ -107,8 +111,8 @@ install_python()
     local -r what=$1
     shift
     local -r commands="python3 -m venv '$venv' && '$venv/bin/pip' install ${*@Q}"
+    has_venv || install_packages python3-venv
     [ $install = yes ] || fail "missing here: $what. To install it: $commands"
-    python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv
     say "Installing $what into .venv"
     [ -x "$venv/bin/pip" ] || python3 -m venv "$venv" ||
         fail "python3 could not make the virtual environment $venv"

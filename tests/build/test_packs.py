@@ -82,6 +82,10 @@ def check_pack(root, target, fatbin_path, pack):
         sorted(kernels) == sorted(rows),
         f"{target}: the fatbin holds {sorted(kernels)}, kernels.conf {sorted(rows)}",
     )
+    expect(
+        b" -L /" not in fatbin_path.read_bytes(),
+        f"{target}: the fatbin names folders that nvlink was to find libraries in",
+    )
     for row in rows:
         report = fatbin_path.parent / f"{target}-{row}.ptxas"
         check_ptxas(target, row, report, int(chip["smem_per_block"]))

@@ -166,10 +166,13 @@ def expect_error(tree, label, words, *options):
 
 
 def write_nvcc(tree, version):
-    """A native file that names an nvcc, which only knows its version."""
+    """A native file that names an nvcc, which only knows its version, as does the nvlink beside it."""
     nvcc = tree.folder / f"nvcc-{version}"
-    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.88'\n")
-    nvcc.chmod(0o755)
+    for tool in (nvcc, tree.folder / "nvlink"):
+        tool.write_text(
+            f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.88'\n"
+        )
+        tool.chmod(0o755)
     native = tree.folder / f"nvcc-{version}.ini"
     native.write_text(f"[binaries]\nnvcc = '{nvcc}'\n")
     return ["--native-file", str(native)]
