@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Paged decode as an engine calls it: four sequences of different lengths, their pages scattered over
-// one pool, grouped query heads. `decode` runs on the host executor, `decode gpu` on GPU 0. Both print
-// the first outputs of each sequence and hold every one against the mean it has to be.
+// Paged decode as an engine calls it: four sequences of different lengths, their pages scattered
+// over one pool, grouped query heads. `decode` runs on the host executor, `decode gpu` on GPU 0.
+// Both print the first outputs of each sequence and hold every one against the mean it has to be.
 //
 // Build: cc decode.c $(pkg-config --cflags --libs attn) -ldl
 #include <attn/attn.h>
@@ -23,8 +23,8 @@ enum {
     NUM_PAGES = BATCH * TABLE_WIDTH,
 };
 
-// Memory that host and device both reach. An engine has device memory of its own and no need for this
-// part; nor for the dlopen, if it is linked with the CUDA driver.
+// Memory that host and device both reach. An engine has device memory of its own and no need for
+// this part; nor for the dlopen, if it is linked with the CUDA driver.
 struct memory {
     void *driver;
     int (*alloc)(unsigned long long *pointer, size_t bytes, unsigned flags);
@@ -160,8 +160,8 @@ static void release_buffers(const struct buffers *const b, const struct memory *
     release(memory, b->workspace);
 }
 
-// Sequence b has 1 + 40 * b keys. Keys are 0, so that every one weighs the same; the value of token t,
-// in every dimension, is t modulo 8.
+// Sequence b has 1 + 40 * b keys. Keys are 0, so that every one weighs the same; the value of token
+// t, in every dimension, is t modulo 8.
 static void fill_buffers(const struct buffers *const b)
 {
     for (int i = 0; i < BATCH * Q_HEADS * DIM; i++) b->q[i] = bf16_from_float(1.0f);

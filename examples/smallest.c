@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// One sequence of three keys on the host executor. All keys are 0, so every score is, and the output
-// is the mean of the three values.
+// One sequence of three keys on the host executor. All keys are 0, so every score is, and the
+// output is the mean of the three values.
 #include <attn/attn.h>
 
 #include <stdalign.h>

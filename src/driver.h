@@ -36,7 +36,8 @@ enum {
     ATTN_CU_FUNC_MAX_DYNAMIC_SMEM = 8,
 };
 
-// result name, symbol the driver exports, parameters. The oldest driver accepted (13.0) has all of them.
+// result name, symbol the driver exports, parameters. The oldest driver accepted (13.0) has all of
+// them.
 #define ATTN_DRIVER_CALLS(X) \
     X(init, "cuInit", (unsigned flags)) \
     X(driver_version, "cuDriverGetVersion", (int *version)) \
@@ -76,17 +77,17 @@ struct attn_driver {
 #undef ATTN_DRIVER_FIELD
 };
 
-// The table to use: the one given to attn_driver_replace, else libcuda.so.1's, opened at the first call
-// and kept. NULL if there is no driver or it lacks a call; *reason then says why (static storage or
-// thread-local: valid until the thread's next call).
+// The table to use: the one given to attn_driver_replace, else libcuda.so.1's, opened at the first
+// call and kept. NULL if there is no driver or it lacks a call; *reason then says why (static
+// storage or thread-local: valid until the thread's next call).
 const struct attn_driver *attn_driver_get(const char **reason);
 
 // Why attn_driver_get returns NULL, as a status: ATTN_ERROR_NO_DEVICE without a driver,
 // ATTN_ERROR_DRIVER where it lacks a call; ATTN_OK where it returns a table.
 enum attn_status attn_driver_status(void);
 
-// Tests: from now on attn_driver_get returns `table`; NULL restores libcuda. Devices already open keep
-// the table they were opened with.
+// Tests: from now on attn_driver_get returns `table`; NULL restores libcuda. Devices already open
+// keep the table they were opened with.
 void attn_driver_replace(const struct attn_driver *table);
 
 #endif

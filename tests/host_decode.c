@@ -7,8 +7,11 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -158,13 +161,14 @@ Test(decode, agrees_with_long_double)
         { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3 },
     };
     const int32_t lens[] = { 0, 1, 17, 300 };
+    const int32_t ratios[COUNT(cases)] = { 2, 3, 5, 7, 1, 12, 9 };
     for (size_t i = 0; i < COUNT(cases); i++)
         for (size_t t = 0; t < COUNT(types); t++) {
             struct decode_case c = cases[i];
             c.batch = (int32_t) COUNT(lens);
             c.given_lens = lens;
             c.num_kv_heads = 2;
-            c.num_q_heads = i % 2 ? 6 : 4;
+            c.num_q_heads = 2 * ratios[i];
             c.q_dtype = types[t][0];
             c.kv_dtype = types[t][1];
             c.layout = (enum decode_layout)((i + t) % NUM_DECODE_LAYOUTS);
@@ -488,6 +492,131 @@ Test(decode, clamps_lengths_and_reports_them)
     cr_expect_eq(decode_data_fault(data), 1);
     decode_data_free(&clean);
     decode_data_free(&data);
+    attn_device_close(&device);
+}
+
+// ---- offsets beyond 32 bits
+
+// Memory that reads as zeros and takes no room until it is written to; NULL if there is none.
+static void *map_sparse(const size_t bytes)
+{
+    void *const memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+// Three sequences of one key each, on the last pages of a pool whose pages are far apart, as are the
+// rows of the table and of q: the output is the key's value.
+Test(decode, reaches_far_pages_rows_and_queries)
+{
+    enum {
+        SEQUENCES = 3,
+        DIM = 16,
+        LAST_PAGE = 4563,
+        PAGE_STRIDE = 1435968,
+        WIDTH = 1 << 30,
+    };
+    const int64_t q_stride = (int64_t) 1 << 30;
+    const size_t pool_bytes = (size_t) (LAST_PAGE + 1) * PAGE_STRIDE * 2;
+    const size_t table_bytes = (size_t) SEQUENCES * WIDTH * sizeof(int32_t);
+    const size_t q_bytes = (size_t) (SEQUENCES * q_stride) * 2;
+    uint16_t *const pool = map_sparse(pool_bytes), *const q = map_sparse(q_bytes);
+    int32_t *const table = map_sparse(table_bytes);
+    if (!pool || !q || !table)
+        cr_skip_test("this machine has no %zu bytes of addresses to give",
+                     pool_bytes + table_bytes + q_bytes);
+    struct attn_device *device = open_host();
+    _Alignas(16) uint16_t o[SEQUENCES][DIM];
+    const int32_t lens[SEQUENCES] = { 1, 1, 1 };
+    float lse[SEQUENCES];
+    // K begins with 2^b, and so is the score; V, behind it, with a number of its own.
+    for (int32_t b = 0; b < SEQUENCES; b++) {
+        table[(int64_t) b * WIDTH] = LAST_PAGE - b;
+        q[b * q_stride] = 0x3F80;
+        pool[(int64_t) (LAST_PAGE - b) * PAGE_STRIDE] = (uint16_t) (0x3F80 + (b << 7));
+        pool[(int64_t) (LAST_PAGE - b) * PAGE_STRIDE + DIM] = (uint16_t) (0x4000 + b);
+    }
+    struct attn_decode_params params = ATTN_DECODE_PARAMS_INIT;
+    params.q_dtype = params.kv_dtype = ATTN_DTYPE_BF16;
+    params.batch = SEQUENCES;
+    params.num_q_heads = params.num_kv_heads = params.page_size = 1;
+    params.head_dim = DIM;
+    params.max_pages_per_seq = WIDTH;
+    params.num_pages = LAST_PAGE + 1;
+    params.q = q;
+    params.q_stride = q_stride;
+    params.o = o;
+    params.k_pool = pool;
+    params.v_pool = pool + DIM;
+    params.k_page_stride = params.v_page_stride = PAGE_STRIDE;
+    params.k_token_stride = params.v_token_stride = 2 * DIM;
+    params.k_head_stride = params.v_head_stride = DIM;
+    params.block_table = table;
+    params.seq_lens = lens;
+    params.lse = lse;
+    cr_assert_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    for (int32_t b = 0; b < SEQUENCES; b++) {
+        cr_expect_eq(o[b][0], 0x4000 + b, "sequence %d", b);
+        cr_expect_eq(lse[b], (float) (1 << b), "sequence %d", b);
+    }
+    munmap(pool, pool_bytes);
+    munmap(q, q_bytes);
+    munmap(table, table_bytes);
+    attn_device_close(&device);
+}
+
+// ---- threads
+
+struct worker {
+    struct attn_device *device;
+    struct decode_data *data;
+    pthread_barrier_t *all_refused;
+    int32_t wrong_batch;
+    bool right;
+};
+
+// The right call and one that is refused, in turn: the sentence of a thread is its own.
+static void *work(void *const user)
+{
+    struct worker *const worker = user;
+    char sentence[64];
+    snprintf(sentence, sizeof(sentence), "batch is %d", worker->wrong_batch);
+    worker->right = true;
+    for (int i = 0; i < 20; i++) {
+        struct attn_decode_params wrong = decode_data_params(worker->data, worker->data->image);
+        wrong.batch = worker->wrong_batch;
+        worker->right &= decode_data_run_host(worker->data, worker->device) == ATTN_OK;
+        worker->right &= attn_decode(worker->device, &wrong, NULL) == ATTN_ERROR_INVALID;
+        pthread_barrier_wait(worker->all_refused);
+        worker->right &= strstr(attn_last_error(), sentence) != NULL;
+        pthread_barrier_wait(worker->all_refused);
+    }
+    return NULL;
+}
+
+Test(decode, serves_many_threads_on_one_device)
+{
+    struct attn_device *device = open_host();
+    struct decode_data *alone = build_faulty(device);
+    struct worker workers[4];
+    pthread_t threads[COUNT(workers)];
+    pthread_barrier_t all_refused;
+    run(alone, device);
+    cr_assert_eq(pthread_barrier_init(&all_refused, NULL, COUNT(workers)), 0);
+    for (size_t i = 0; i < COUNT(workers); i++) {
+        workers[i] =
+            (struct worker){ device, build_faulty(device), &all_refused, -1 - (int32_t) i, false };
+        cr_assert_eq(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+    }
+    for (size_t i = 0; i < COUNT(workers); i++) {
+        pthread_join(threads[i], NULL);
+        cr_expect(workers[i].right, "thread %zu", i);
+        for (int32_t b = 0; b < FAULT_BATCH; b++)
+            cr_expect(decode_data_equal(workers[i].data, b, alone, b), "thread %zu", i);
+        decode_data_free(&workers[i].data);
+    }
+    pthread_barrier_destroy(&all_refused);
+    decode_data_free(&alone);
     attn_device_close(&device);
 }
 

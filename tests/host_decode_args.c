@@ -380,25 +380,160 @@ Test(decode_args, checks_shapes)
     shape = right_shape();
     plan.size = 1;
     cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_ERROR_INVALID);
-    // An older plan is shorter: what lies behind it stays.
-    memset(&plan, 0x55, sizeof(plan));
-    plan.size = offsetof(struct attn_decode_plan, chunk_keys);
-    cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK);
-    cr_expect_eq(plan.num_splits, 0);
-    cr_expect_eq(plan.chunk_keys, 0x55555555);
 }
 
-// Fields that an older struct lacks count as 0.
-Test(decode_args, takes_params_of_older_sizes)
+// ---- sizes of older structs: fields that they lack count as 0
+
+// Where the fields begin, and the end. Each field has to be here: see expect_all_fields.
+#define AT(field) \
+    { \
+        offsetof(struct attn_decode_params, field), sizeof(params.field) \
+    }
+
+struct extent {
+    uint32_t offset, bytes;
+};
+
+static const struct extent params_fields[] = {
+    AT(size),
+    AT(q_dtype),
+    AT(kv_dtype),
+    AT(batch),
+    AT(q_len),
+    AT(num_q_heads),
+    AT(num_kv_heads),
+    AT(head_dim),
+    AT(page_size),
+    AT(max_pages_per_seq),
+    AT(num_pages),
+    AT(q),
+    AT(q_stride),
+    AT(o),
+    AT(k_pool),
+    AT(v_pool),
+    AT(k_page_stride),
+    AT(k_token_stride),
+    AT(k_head_stride),
+    AT(v_page_stride),
+    AT(v_token_stride),
+    AT(v_head_stride),
+    AT(block_table),
+    AT(seq_lens),
+    AT(sinks),
+    AT(lse),
+    AT(scale),
+    AT(softcap),
+    AT(window),
+    AT(k_scale),
+    AT(v_scale),
+    AT(k_scales),
+    AT(v_scales),
+    AT(max_decode_seqs),
+    AT(workspace),
+    AT(workspace_bytes),
+    AT(counters),
+    AT(fault),
+    { sizeof(struct attn_decode_params), 0 },
+};
+
+// Nothing but padding lies between one field and the next.
+static void expect_all_fields(const struct extent *const fields, const size_t count)
 {
-    params.fault = (int32_t *) 1;
-    params.size = offsetof(struct attn_decode_params, fault);
-    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
-    params.size = sizeof(params);
-    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_ERROR_INVALID);
-    // 0 sequences, so that nothing is missed but what a call of any age has.
+    for (size_t i = 1; i < count; i++) {
+        const uint32_t end = fields[i - 1].offset + fields[i - 1].bytes;
+        cr_expect(fields[i].offset >= end && fields[i].offset - end < sizeof(void *),
+                  "a field between bytes %u and %u is not listed", end, fields[i].offset);
+    }
+}
+
+// The call with `size` bytes of params, whose others are 0 or wild: what it says, and does.
+static enum attn_status call_older(const uint32_t size, const bool wild, char *const sentence)
+{
+    memcpy(&memory, &before, sizeof(memory));
     params = right_params();
-    params.batch = 0;
-    params.size = offsetof(struct attn_decode_params, q);
-    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    memset((char *) &params + size, wild ? 0xA5 : 0, sizeof(params) - size);
+    params.size = wild ? size : (uint32_t) sizeof(params);
+    const enum attn_status status = attn_decode(device, &params, NULL);
+    strcpy(sentence, attn_last_error());
+    return status;
+}
+
+Test(decode_args, takes_params_of_every_older_size)
+{
+    const size_t count = sizeof(params_fields) / sizeof(params_fields[0]);
+    static char older[4096], newer[4096];
+    int served = 0;
+    expect_all_fields(params_fields, count);
+    for (size_t i = 1; i < count; i++) {
+        const uint32_t size = params_fields[i].offset;
+        const enum attn_status status = call_older(size, false, newer);
+        static unsigned char written[sizeof(memory)];
+        memcpy(written, &memory, sizeof(memory));
+        cr_expect_eq(call_older(size, true, older), status, "%u bytes: %s", size, older);
+        cr_expect_str_eq(older, newer, "%u bytes", size);
+        cr_expect_eq(memcmp(written, &memory, sizeof(memory)), 0, "%u bytes", size);
+        served += status == ATTN_OK;
+    }
+    // All from those that end with seq_lens on.
+    cr_expect_eq(served, 15);
+}
+
+Test(decode_args, takes_shapes_and_plans_of_every_older_size)
+{
+    static const uint32_t shapes[] = {
+        offsetof(struct attn_decode_shape, q_dtype),
+        offsetof(struct attn_decode_shape, kv_dtype),
+        offsetof(struct attn_decode_shape, batch),
+        offsetof(struct attn_decode_shape, q_len),
+        offsetof(struct attn_decode_shape, num_q_heads),
+        offsetof(struct attn_decode_shape, num_kv_heads),
+        offsetof(struct attn_decode_shape, head_dim),
+        offsetof(struct attn_decode_shape, page_size),
+        offsetof(struct attn_decode_shape, max_pages_per_seq),
+        offsetof(struct attn_decode_shape, window),
+        offsetof(struct attn_decode_shape, max_decode_seqs),
+    };
+    static const uint32_t plans[] = {
+        offsetof(struct attn_decode_plan, kernel),
+        offsetof(struct attn_decode_plan, num_splits),
+        offsetof(struct attn_decode_plan, chunk_keys),
+        offsetof(struct attn_decode_plan, grid),
+        offsetof(struct attn_decode_plan, block),
+        offsetof(struct attn_decode_plan, smem_bytes),
+        offsetof(struct attn_decode_plan, workspace_bytes),
+        offsetof(struct attn_decode_plan, num_counters),
+        offsetof(struct attn_decode_plan, kv_bytes),
+        offsetof(struct attn_decode_plan, other_bytes),
+        offsetof(struct attn_decode_plan, flops),
+    };
+    struct attn_decode_plan whole = { .size = sizeof(whole) };
+    struct attn_decode_shape shape = right_shape();
+    cr_assert_eq(attn_decode_plan(device, &shape, &whole), ATTN_OK, "%s", attn_last_error());
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct attn_decode_plan plan = whole;
+        shape = right_shape();
+        memset((char *) &shape + shapes[i], 0xA5, sizeof(shape) - shapes[i]);
+        shape.size = shapes[i];
+        const bool enough = shapes[i] >= offsetof(struct attn_decode_shape, window);
+        cr_expect_eq(attn_decode_plan(device, &shape, &plan), enough ? ATTN_OK : ATTN_ERROR_INVALID,
+                     "%u bytes: %s", shapes[i], attn_last_error());
+        if (enough) cr_expect_eq(plan.kv_bytes, whole.kv_bytes);
+    }
+    shape = right_shape();
+    for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
+        const size_t size = plans[i];
+        struct attn_decode_plan plan;
+        unsigned char untouched[sizeof(plan)];
+        memset(untouched, 0x55, sizeof(untouched));
+        memset(&plan, 0x55, sizeof(plan));
+        plan.size = plans[i];
+        cr_assert_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK, "%s", attn_last_error());
+        cr_expect_eq(plan.size, plans[i]);
+        if (size > offsetof(struct attn_decode_plan, kernel))
+            cr_expect_eq(plan.kernel, whole.kernel);
+        if (size > offsetof(struct attn_decode_plan, kv_bytes))
+            cr_expect_eq(plan.kv_bytes, whole.kv_bytes);
+        cr_expect_eq(memcmp((char *) &plan + size, untouched, sizeof(plan) - size), 0, "%zu bytes",
+                     size);
+    }
 }

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 // Sentences received, one after another.
 struct log {
@@ -158,20 +160,24 @@ Test(device, takes_params_of_every_size)
         unsigned char beyond[16];
     } newer = { .params = open_params(ATTN_DEVICE_HOST) };
     // What lies beyond an older struct isn't its own: this policy, which does not parse, is read by
-    // the two newest alone.
+    // the newest alone.
     newer.params.splitk_policy = "nonsense";
+    newer.params.log = NULL;
     static const uint32_t sizes[] = {
         offsetof(struct attn_device_open_params, ordinal),
+        offsetof(struct attn_device_open_params, grid_limit),
         offsetof(struct attn_device_open_params, target),
         offsetof(struct attn_device_open_params, pack_dir),
         offsetof(struct attn_device_open_params, splitk_policy),
         offsetof(struct attn_device_open_params, log),
+        offsetof(struct attn_device_open_params, log_user),
         sizeof(struct attn_device_open_params),
     };
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         newer.params.size = sizes[i];
+        const bool has_policy = sizes[i] > offsetof(struct attn_device_open_params, splitk_policy);
         struct attn_device *device =
-            open_expecting(&newer.params, i < 4 ? ATTN_OK : ATTN_ERROR_INVALID);
+            open_expecting(&newer.params, has_policy ? ATTN_ERROR_INVALID : ATTN_OK);
         attn_device_close(&device);
     }
     newer.params.size = 4;
@@ -605,6 +611,22 @@ Test(target, skips_unsound_packs_with_a_sentence)
         cr_expect_str_eq(seen.names, "libattn-it.so ");
         cr_expect(strstr(seen.reason, cases[i].sentence), "%s: %s", cases[i].kind, seen.reason);
     }
+}
+
+Test(target, skips_what_is_no_readable_file)
+{
+    char path[2048];
+    snprintf(path, sizeof(path), "%s/libattn-it.so", folder);
+    cr_assert_eq(symlink("/nonexistent/pack", path), 0);
+    struct seen seen = scan(0, 0);
+    cr_expect(seen.count == 1 && seen.status == ATTN_ERROR_IO);
+    cr_expect(strstr(seen.reason, "cannot be read"), "%s", seen.reason);
+    cr_assert_eq(remove(path), 0);
+    // Whose opening would wait for a writer.
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    seen = scan(0, 0);
+    cr_expect(seen.count == 1 && seen.status == ATTN_ERROR_IO);
+    cr_expect(strstr(seen.reason, "not a regular file"), "%s", seen.reason);
 }
 
 // A bad file beside a good one is a warning, and the good one is used.

@@ -12,15 +12,16 @@
 //     ordinary pointers.
 //   * A refused call writes nothing and enqueues nothing. The status is for the program; the
 //     sentence for people is in attn_last_error() and goes to the log callback.
-//   * Data that only the device sees (page ids, lengths) cannot be refused: it is never dereferenced
-//     out of bounds, and is reported through the fault word of the call that takes one.
+//   * Data that only the device sees (page ids, lengths) cannot be refused: it is never
+//     dereferenced out of bounds, and is reported through the fault word of the call that takes
+//     one.
 //   * No call that enqueues work allocates, synchronises, or reads the environment. Nothing aborts.
 //
 // Reproducibility
-//   The output bits of a sequence depend on that sequence alone: its query, its keys and values, its
-//   length, and the scalars of the call. Not on the batch around it, page ids, table width, strides,
-//   the number of SMs, the stream, or what else runs. Policy `legacy` (splitk.h) is the one
-//   exception: there the bits depend on max_decode_seqs, too.
+//   The output bits of a sequence depend on that sequence alone: its query, its keys and values,
+//   its length, and the scalars of the call. Not on the batch around it, page ids, table width,
+//   strides, the number of SMs, the stream, or what else runs. Policy `legacy` (splitk.h) is the
+//   one exception: there the bits depend on max_decode_seqs, too.
 //
 // Thread-safety, in one of three phrases
 //   safe      any thread, any time, on the same handle
@@ -73,8 +74,8 @@ enum attn_dtype {
     ATTN_DTYPE_INT32 = 5,
 };
 
-// The same pointer as a CUstream (and a cudaStream_t); NULL is the legacy default stream. Ignored on
-// a host device.
+// The same pointer as a CUstream (and a cudaStream_t); NULL is the legacy default stream. Ignored
+// on a host device.
 typedef struct CUstream_st *attn_stream;
 
 // The name of a status ("ATTN_ERROR_INVALID"), or "unknown status".

@@ -22,8 +22,8 @@ enum attn_device_kind {
     ATTN_DEVICE_CURRENT = 2,
     // The GPU of that ordinal. Its primary context is retained until attn_device_close.
     ATTN_DEVICE_ORDINAL = 3,
-    // The declarations and kernel table of one target, without a GPU: for sizes and plans. Calls that
-    // would enqueue work return ATTN_ERROR_NO_DEVICE.
+    // The declarations and kernel table of one target, without a GPU: for sizes and plans. Calls
+    // that would enqueue work return ATTN_ERROR_NO_DEVICE.
     ATTN_DEVICE_TARGET = 4,
 };
 
@@ -68,7 +68,8 @@ struct attn_device_info {
     char name[128];
     // Of the GPU, or declared by the target; 0 on the host.
     int32_t compute_capability_major, compute_capability_minor;
-    // SMs the GPU has (the schedule uses these), and that the target declares (the policy uses those).
+    // SMs the GPU has (the schedule uses these), and that the target declares (the policy uses
+    // those).
     int32_t sm_count;
     int32_t declared_sm_count;
     int32_t memory_bandwidth_gbs;
@@ -90,7 +91,8 @@ struct attn_device_info {
 };
 
 // Opens a device; *device is NULL on failure. For a GPU: finds the driver, the GPU and the packs,
-// takes the pack whose compute capability fits, and loads every kernel, so that no later call has to.
+// takes the pack whose compute capability fits, and loads every kernel, so that no later call has
+// to.
 // ATTN_ERROR_INVALID: a null pointer, an unknown kind, a policy that does not parse, a negative
 // ordinal or grid limit. ATTN_ERROR_NO_DEVICE: no driver, no GPU, no such ordinal, no current
 // context. ATTN_ERROR_NO_PACK: no pack fits; the sentence names the GPU and what was seen.
@@ -100,8 +102,8 @@ struct attn_device_info {
 ATTN_API enum attn_status attn_device_open(struct attn_device **device,
                                            const struct attn_device_open_params *params);
 
-// Closes *device and sets it to NULL; NULL and a pointer to NULL are fine. Work in flight on the device
-// must be done: the kernels are unloaded.
+// Closes *device and sets it to NULL; NULL and a pointer to NULL are fine. Work in flight on the
+// device must be done: the kernels are unloaded.
 // Thread-safety: handle.
 ATTN_API void attn_device_close(struct attn_device **device);
 
@@ -110,8 +112,8 @@ ATTN_API void attn_device_close(struct attn_device **device);
 ATTN_API enum attn_status attn_device_describe(const struct attn_device *device,
                                                struct attn_device_info *info);
 
-// The name of kernel `index` (0 .. num_kernels - 1) of the pack in use, in order of preference; NULL
-// beyond.
+// The name of kernel `index` (0 .. num_kernels - 1) of the pack in use, in order of preference;
+// NULL beyond.
 // Thread-safety: safe.
 ATTN_API const char *attn_device_kernel(const struct attn_device *device, int32_t index);
 

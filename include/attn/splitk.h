@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // How the attended keys of a sequence are cut into pieces, and how wide GQA packing is: pure
-// functions, without a GPU and without state. Source of the counts: the Metrale decode launch policy;
-// `chunk` is libattn's own.
+// functions, without a GPU and without state. Source of the counts: the Metrale decode launch
+// policy; `chunk` is libattn's own.
 //
 //   auto      about two waves of blocks over the declared SMs, from the head count alone
 //   legacy    fill the SMs once, from heads x sequences. Bits depend on max_decode_seqs.
@@ -9,8 +9,8 @@
 //   chunk N   pieces between absolute multiples of N keys: a growing sequence keeps its pieces, and
 //             the order in which they merge is a function of their index
 //
-// A count n cuts the attended range [start, len) into pieces of max(256, ceil((len - start) / n)) keys
-// from `start` on, so at most n of them.
+// A count n cuts the attended range [start, len) into pieces of max(256, ceil((len - start) / n))
+// keys from `start` on, so at most n of them.
 #ifndef ATTN_SPLITK_H
 #define ATTN_SPLITK_H
 
@@ -51,7 +51,8 @@ struct attn_splitk_policy {
 
 // Reads "legacy", "auto", "chunk", "chunk:N", a count, or "0" "off" "false" "no" (pinned 1). Blanks
 // around it and case don't matter; a count saturates, however many digits, and is clamped to 1 ..
-// ATTN_MAX_DECODE_SPLITS. False for anything else (NULL, empty, a sign, N not a power of two in range);
+// ATTN_MAX_DECODE_SPLITS. False for anything else (NULL, empty, a sign, N not a power of two in
+// range);
 // *policy is then untouched.
 // Thread-safety: pure.
 ATTN_API bool attn_splitk_parse(const char *text, struct attn_splitk_policy *policy);
@@ -65,13 +66,13 @@ ATTN_API int attn_splitk_format(struct attn_splitk_policy policy, char *text, si
 ATTN_API struct attn_splitk_policy attn_splitk_resolve_policy(const char *declared,
                                                               const char *env);
 
-// The same with env = the environment variable METRALE_ATTN_DECODE_SPLITK, read now. A device does this
-// once, when it is opened.
+// The same with env = the environment variable METRALE_ATTN_DECODE_SPLITK, read now. A device does
+// this once, when it is opened.
 // Thread-safety: safe, as long as no thread changes the environment.
 ATTN_API struct attn_splitk_policy attn_splitk_policy_from_env(const char *declared);
 
-// clamp(ceil(ATTN_SPLITK_TARGET_WAVES * sm_count / num_q_heads), 1, ATTN_MAX_DECODE_SPLITS). num_q_heads
-// below 1 counts as 1, sm_count below 0 as 0.
+// clamp(ceil(ATTN_SPLITK_TARGET_WAVES * sm_count / num_q_heads), 1, ATTN_MAX_DECODE_SPLITS).
+// num_q_heads below 1 counts as 1, sm_count below 0 as 0.
 // Thread-safety: pure.
 ATTN_API int32_t attn_splitk_auto_splits(int32_t sm_count, int32_t num_q_heads);
 
@@ -79,8 +80,8 @@ ATTN_API int32_t attn_splitk_auto_splits(int32_t sm_count, int32_t num_q_heads);
 // Thread-safety: pure.
 ATTN_API int32_t attn_splitk_ref_seqs(int32_t num_seqs, int32_t max_decode_seqs);
 
-// 1 if num_q_heads * ref_seqs blocks fill the SMs, else sm_count / (num_q_heads * ref_seqs). Not clamped
-// to ATTN_MAX_DECODE_SPLITS; at least 1. Factors below 1 count as 1.
+// 1 if num_q_heads * ref_seqs blocks fill the SMs, else sm_count / (num_q_heads * ref_seqs). Not
+// clamped to ATTN_MAX_DECODE_SPLITS; at least 1. Factors below 1 count as 1.
 // Thread-safety: pure.
 ATTN_API int32_t attn_splitk_legacy_splits(int32_t sm_count, int32_t num_q_heads, int32_t ref_seqs);
 
@@ -91,8 +92,8 @@ ATTN_API int32_t attn_splitk_num_splits(struct attn_splitk_policy policy, int32_
                                         int32_t max_decode_seqs);
 
 // Slots of the split-K workspace for `rows` sequences: rows * num_q_heads * splits under auto and
-// pinned, max(sm_count, 1) under legacy, 0 under chunk (ask attn_decode_workspace). A slot is (head_dim
-// + 2) floats. INT64_MAX if the product does not fit; 0 for rows or heads below 1.
+// pinned, max(sm_count, 1) under legacy, 0 under chunk (ask attn_decode_workspace). A slot is
+// (head_dim + 2) floats. INT64_MAX if the product does not fit; 0 for rows or heads below 1.
 // Thread-safety: pure.
 ATTN_API int64_t attn_splitk_workspace_slots(struct attn_splitk_policy policy, int32_t sm_count,
                                              int32_t num_q_heads, int32_t rows);
@@ -101,8 +102,8 @@ ATTN_API int64_t attn_splitk_workspace_slots(struct attn_splitk_policy policy, i
 // Thread-safety: pure.
 ATTN_API int64_t attn_splitk_workspace_bytes(int64_t slots, int32_t head_dim);
 
-// Reads "1" "on" "true" "yes" or "0" "off" "false" "no", trimmed, any case. False for anything else; *on
-// is then untouched.
+// Reads "1" "on" "true" "yes" or "0" "off" "false" "no", trimmed, any case. False for anything
+// else; *on is then untouched.
 // Thread-safety: pure.
 ATTN_API bool attn_gqa_pack_parse(const char *text, bool *on);
 

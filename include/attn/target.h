@@ -20,10 +20,12 @@ struct attn_target_info {
     const char *name;
     // Where it was found; "built in" in a static build.
     const char *path;
-    // Architecture the kernels were compiled for, as nvcc spells it. "" where the pack could not be read.
+    // Architecture the kernels were compiled for, as nvcc spells it. "" where the pack could not be
+    // read.
     const char *arch;
     // What the chip declares: compute capability, SMs, memory bandwidth in GB/s, shared memory of a
-    // block in bytes, split-K policy (splitk.h), GQA packing. 0 and "" where the pack could not be read.
+    // block in bytes, split-K policy (splitk.h), GQA packing. 0 and "" where the pack could not be
+    // read.
     int32_t compute_capability_major, compute_capability_minor;
     int32_t sm_count;
     int32_t memory_bandwidth_gbs;
@@ -33,8 +35,8 @@ struct attn_target_info {
     // Kernels in the pack.
     int32_t num_kernels;
     // ATTN_OK: fits the compute capability asked about (or none was given and the pack is sound).
-    // ATTN_ERROR_NO_PACK: sound, but for another chip. ATTN_ERROR_IO: unreadable, truncated, foreign,
-    // or of another ABI.
+    // ATTN_ERROR_NO_PACK: sound, but for another chip. ATTN_ERROR_IO: unreadable, truncated,
+    // foreign, or of another ABI.
     enum attn_status status;
     // Why it does not fit: one sentence. "" where it does.
     const char *reason;
@@ -43,10 +45,10 @@ struct attn_target_info {
 typedef void (*attn_target_fn)(void *user, const struct attn_target_info *info);
 
 // Calls `fn` once for each pack, sorted by name. Needs no driver and no GPU.
-// pack_dir: as above; NULL: the search order above. major, minor: the compute capability that a pack
-// has to fit; 0, 0: none is asked for.
-// ATTN_ERROR_INVALID: fn is NULL, or major or minor is negative. ATTN_ERROR_IO: pack_dir was given and
-// cannot be read.
+// pack_dir: as above; NULL: the search order above. major, minor: the compute capability that a
+// pack has to fit; 0, 0: none is asked for.
+// ATTN_ERROR_INVALID: fn is NULL, or major or minor is negative. ATTN_ERROR_IO: pack_dir was given
+// and cannot be read.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_target_scan(const char *pack_dir, int32_t major, int32_t minor,
                                            attn_target_fn fn, void *user);

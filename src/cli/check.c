@@ -2,8 +2,6 @@
 // `attn check`: opens the GPU, which loads every kernel of its pack.
 #include "cli/cli.h"
 
-#include <getopt.h>
-
 static void print_help(void)
 {
     printf(
@@ -46,20 +44,8 @@ static int check_device(const bool as_json)
 
 int command_check(const int argc, char **const argv)
 {
-    static const struct option options[] = {
-        { "help", no_argument, NULL, 'h' },
-        { "json", no_argument, NULL, 'j' },
-        { NULL, 0, NULL, 0 },
-    };
-    bool as_json = false;
-    int option;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        switch (option) {
-        case 'h': print_help(); return CLI_FINE;
-        case 'j': as_json = true; break;
-        default: return cli_usage("check", "that option is not known");
-        }
-    }
-    if (optind < argc) return cli_usage("check", "'%s' is one argument too many", argv[optind]);
+    bool as_json;
+    int status;
+    if (!cli_read_json_option("check", argc, argv, print_help, &as_json, &status)) return status;
     return check_device(as_json);
 }

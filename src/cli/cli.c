@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 
 #include <errno.h>
+#include <getopt.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -82,6 +83,29 @@ void cli_progress(const char *const text)
     // Back to the first column, and clear the line.
     fprintf(stderr, "\r\033[K%s", text ? text : "");
     fflush(stderr);
+}
+
+bool cli_read_json_option(const char *const command, const int argc, char **const argv,
+                          void (*const print_help)(void), bool *const as_json, int *const status)
+{
+    static const struct option options[] = {
+        { "help", no_argument, NULL, 'h' },
+        { "json", no_argument, NULL, 'j' },
+        { NULL, 0, NULL, 0 },
+    };
+    int option;
+    *as_json = false;
+    *status = CLI_FINE;
+    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+        switch (option) {
+        case 'h': print_help(); return false;
+        case 'j': *as_json = true; break;
+        default: *status = cli_usage(command, "that option is not known"); return false;
+        }
+    }
+    if (optind == argc) return true;
+    *status = cli_usage(command, "'%s' is one argument too many", argv[optind]);
+    return false;
 }
 
 bool cli_read_int(const char *const text, const int64_t min, const int64_t max,

@@ -42,6 +42,11 @@ void cli_print_verdict(FILE *out, bool good, const char *text);
 // A line on stderr that the next one overwrites, on a terminal only; NULL removes it.
 void cli_progress(const char *text);
 
+// The options of a command that has --help and --json alone. False: the command is done, with
+// *status.
+bool cli_read_json_option(const char *command, int argc, char **argv, void (*print_help)(void),
+                          bool *as_json, int *status);
+
 // Whole numbers in decimal, all of the text. False: not one, or out of range.
 bool cli_read_int(const char *text, int64_t min, int64_t max, int64_t *value);
 // Finite, all of the text.

@@ -8,9 +8,9 @@
 
 struct gpu;
 
-// Opens the GPU of that ordinal and makes its primary context current, until it is closed: opened ones
-// nest, last opened, first closed. On failure *gpu is NULL and `why` has a sentence; returns the
-// CUresult, or -1 if there is no driver.
+// Opens the GPU of that ordinal and makes its primary context current, until it is closed: opened
+// ones nest, last opened, first closed. On failure *gpu is NULL and `why` has a sentence; returns
+// the CUresult, or -1 if there is no driver.
 int gpu_open(struct gpu **gpu, int ordinal, char *why, size_t why_size);
 void gpu_close(struct gpu **gpu);
 

@@ -3,8 +3,6 @@
 // which the readable form is printed from.
 #include "cli/cli.h"
 
-#include <getopt.h>
-
 // More GPUs than a host has.
 #define MAX_GPUS 64
 
@@ -193,21 +191,9 @@ static void print_readable(const json_t *const all)
 
 int command_info(const int argc, char **const argv)
 {
-    static const struct option options[] = {
-        { "help", no_argument, NULL, 'h' },
-        { "json", no_argument, NULL, 'j' },
-        { NULL, 0, NULL, 0 },
-    };
-    bool as_json = false;
-    int option;
-    while ((option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        switch (option) {
-        case 'h': print_help(); return CLI_FINE;
-        case 'j': as_json = true; break;
-        default: return cli_usage("info", "that option is not known");
-        }
-    }
-    if (optind < argc) return cli_usage("info", "'%s' is one argument too many", argv[optind]);
+    bool as_json;
+    int status;
+    if (!cli_read_json_option("info", argc, argv, print_help, &as_json, &status)) return status;
     json_t *const all = gather();
     if (as_json) return cli_print_json(all);
     if (!all) return cli_fail("out of memory, or a name that is not UTF-8");

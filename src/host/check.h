@@ -6,7 +6,8 @@
 #include "host/reference.h"
 
 struct attn_check {
-    // Elements compared, and how many broke the bound or have NaN / infinity where the other has not.
+    // Elements compared, and how many broke the bound or have NaN / infinity where the other has
+    // not.
     int64_t compared, failed;
     // Largest |o - exact|, largest |o - exact| / bound, and relative RMS over all elements that are
     // finite.
@@ -26,14 +27,14 @@ enum attn_check_bound {
     ATTN_CHECK_HOST = 2,
 };
 
-// Compares `o` ([batch, num_q_heads, head_dim] of q_dtype, host memory) and `lse` (may be NULL) with the
-// definition of `params` (host pointers, checked, strides filled in; its o and lse are not read).
-// Returns 0, or -1 if memory ran out.
+// Compares `o` ([batch, num_q_heads, head_dim] of q_dtype, host memory) and `lse` (may be NULL)
+// with the definition of `params` (host pointers, checked, strides filled in; its o and lse are not
+// read). Returns 0, or -1 if memory ran out.
 int attn_check_decode(const struct attn_decode_params *params, const void *o, const float *lse,
                       enum attn_check_bound bound, struct attn_check *check);
 
-// The same against given values (expected_o of a case file) instead of the definition; the bound is still
-// computed from the tensors. expected_lse may be NULL.
+// The same against given values (expected_o of a case file) instead of the definition; the bound is
+// still computed from the tensors. expected_lse may be NULL.
 int attn_check_decode_expected(const struct attn_decode_params *params, const void *o,
                                const float *lse, const double *expected_o,
                                const double *expected_lse, enum attn_check_bound bound,

@@ -120,6 +120,16 @@ class Devices(Program):
             self.assertRegex(done.stderr, "^attn: error: ..")
         self.assertEqual(json.loads(self.expect(1, "check", "--json").stdout)["kernels"], 0)
 
+    def test_a_driver_that_is_too_old(self):
+        os.symlink(os.environ["ATTN_OLD_DRIVER"], self.path("libcuda.so.1"))
+        folders = os.pathsep.join([self.folder.name, os.environ.get("LD_LIBRARY_PATH", "")])
+        done = self.expect(1, "check", "--json", LD_LIBRARY_PATH=folders)
+        self.assertEqual(json.loads(done.stdout)["status"], "ATTN_ERROR_DRIVER")
+        self.assertIn("the NVIDIA driver is too old", done.stderr)
+        info = json.loads(self.expect(0, "info", "--json", LD_LIBRARY_PATH=folders).stdout)
+        self.assertIn("the NVIDIA driver is too old", info["no_gpu"])
+        self.expect(0, "run", CASE, LD_LIBRARY_PATH=folders)
+
 
 class Plan(Program):
     def packs(self):
@@ -153,8 +163,12 @@ class Plan(Program):
         done = self.expect(1, "plan", "decode", "--target", "no-such-target")
         self.assertIn("no-such-target", done.stderr)
         with tempfile.TemporaryDirectory() as empty:
-            done = self.expect(1, "plan", "decode", ATTN_PACK_PATH=empty)
-        self.assertIn("no packs are found", done.stderr)
+            packs = json.loads(self.expect(0, "info", "--json", ATTN_PACK_PATH=empty).stdout)["packs"]
+            # A static build has its packs in itself, and reads no folder.
+            self.assertEqual([pack["path"] for pack in packs], ["built in"] * len(packs))
+            done = self.expect(0 if packs else 1, "plan", "decode", ATTN_PACK_PATH=empty)
+        if not packs:
+            self.assertIn("no packs are found", done.stderr)
         for target in self.packs():
             done = self.expect(1, "plan", "decode", "--dim", 24, "--target", target)
             self.assertIn("24", done.stderr)
@@ -321,6 +335,10 @@ class HostileFiles(Program):
         header, data = read_file(CASE)
         header["seq_lens"] = dict(header["seq_lens"], dtype="F32")
         self.refuse(header, data, "'seq_lens'", "F32", "I32")
+        header, data = read_file(CASE)
+        pages, *page = header["k_pool"]["shape"]
+        header["k_pool"].update(dtype="F8_E5M2", shape=[2 * pages, *page])
+        self.refuse(header, data, "'k_pool'", "F8_E5M2")
         header, data = read_file(CASE)
         header["q"]["dtype"] = "F16"
         self.refuse(header, data, "'k_pool'", "BF16")

@@ -60,7 +60,7 @@ void pack_folder_remove(void)
     for (const struct dirent *entry; (entry = readdir(dir));) {
         char path[2048];
         snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
-        if (entry->d_name[0] != '.') unlink(path);
+        if (entry->d_name[0] != '.') remove(path);
     }
     closedir(dir);
     rmdir(folder);
