@@ -17,8 +17,8 @@ enum attn_status attn_decode_check_shape(const struct attn_device *device,
 enum attn_status attn_decode_check_params(const struct attn_device *device,
                                           struct attn_decode_params *params);
 
-// `needed` and `num_counters` are what attn_decode_workspace and attn_decode_counters say of the call's
-// shape.
+// `needed` and `num_counters` are what attn_decode_workspace and attn_decode_counters say of the
+// call's shape.
 enum attn_status attn_decode_check_workspace(const struct attn_device *device,
                                              const struct attn_decode_params *params, size_t needed,
                                              int32_t num_counters);

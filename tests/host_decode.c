@@ -505,8 +505,8 @@ static void *map_sparse(const size_t bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-// Three sequences of one key each, on the last pages of a pool whose pages are far apart, as are the
-// rows of the table and of q: the output is the key's value.
+// Three sequences of one key each, on the last pages of a pool whose pages are far apart, as are
+// the rows of the table and of q: the output is the key's value.
 Test(decode, reaches_far_pages_rows_and_queries)
 {
     enum {

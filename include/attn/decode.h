@@ -5,18 +5,20 @@
 //   o   = v_scale * sum_j e^(s_j) v_j / (sum_j e^(s_j) + e^(sink))
 //   lse = ln(sum_j e^(s_j) + e^(sink))
 //
-// Attended are the keys max(0, len - window) .. len - 1; window 0 means all of them. The sink is added
-// once, whatever the window and however the keys were cut into pieces.
+// Attended are the keys max(0, len - window) .. len - 1; window 0 means all of them. The sink is
+// added once, whatever the window and however the keys were cut into pieces.
 //
-// Numbers: scores and row sums in FP32 (the host executor: double), weights rounded to q's type before
-// they meet V, one division and one rounding at the end. With u = the unit roundoff of q's type, A =
-// sum_j p_j |v_j| and S = the largest scale * k_scale * sum_d |q_d k_d| over the attended keys:
+// Numbers: scores and row sums in FP32 (the host executor: double), weights rounded to q's type
+// before they meet V, one division and one rounding at the end. With u = the unit roundoff of q's
+// type, A = sum_j p_j |v_j| and S = the largest scale * k_scale * sum_d |q_d k_d| over the attended
+// keys:
 //   |o - exact| <= u |exact| + (u + 2^-15 + 2^-21 S) A          |lse - exact| <= 2^-15 + 2^-21 S
 // (FP16 adds 2^-25 B + 2^-25, B = sum_j |v_j| / sum_j e^(s_j - max s).) The host executor meets
 // u |exact| + 2^-20 A.
 //
-// NaN and infinity in an attended key or value, or in q, reach the output; those in other keys never do.
-// A score of -inf weighs 0. A sequence of length 0 gives o = 0 and lse = the sink, or -inf without one.
+// NaN and infinity in an attended key or value, or in q, reach the output; those in other keys
+// never do. A score of -inf weighs 0. A sequence of length 0 gives o = 0 and lse = the sink, or
+// -inf without one.
 #ifndef ATTN_DECODE_H
 #define ATTN_DECODE_H
 
@@ -55,15 +57,17 @@ struct attn_decode_params {
     // [batch, num_q_heads, head_dim], dense, 16-byte aligned. Must not overlap an input.
     void *o;
 
-    // [num_pages, page_size, num_kv_heads, head_dim], 16-byte aligned. V may lie in the same pool as K.
+    // [num_pages, page_size, num_kv_heads, head_dim], 16-byte aligned. V may lie in the same pool
+    // as K.
     const void *k_pool, *v_pool;
-    // Elements between two pages, two tokens of a page, two heads of a token; multiples of 16 bytes.
-    // All three 0: dense, as in the shape above. Head-major pools are a matter of strides.
+    // Elements between two pages, two tokens of a page, two heads of a token; multiples of 16
+    // bytes. All three 0: dense, as in the shape above. Head-major pools are a matter of strides.
     int64_t k_page_stride, k_token_stride, k_head_stride;
     int64_t v_page_stride, v_token_stride, v_head_stride;
 
-    // [batch, max_pages_per_seq]: the page of token t of sequence b is block_table[b][t / page_size].
-    // Entries wholly left of the window, and at or past ceil(len / page_size), may hold anything.
+    // [batch, max_pages_per_seq]: the page of token t of sequence b is block_table[b][t /
+    // page_size]. Entries wholly left of the window, and at or past ceil(len / page_size), may hold
+    // anything.
     const int32_t *block_table;
     // [batch]: keys of each sequence, the current token included. 0: padding.
     const int32_t *seq_lens;
@@ -84,7 +88,8 @@ struct attn_decode_params {
     // [num_kv_heads] FP32 in device memory, instead of the two above; NULL: none. Both or neither.
     const float *k_scales, *v_scales;
 
-    // Policy legacy only: the largest batch the caller will ever pass, at least batch. Else ignored.
+    // Policy legacy only: the largest batch the caller will ever pass, at least batch. Else
+    // ignored.
     int32_t max_decode_seqs;
 
     // At least attn_decode_workspace bytes, 256-byte aligned; any contents. NULL if that is 0.
@@ -96,7 +101,8 @@ struct attn_decode_params {
 
     // One int32 in device memory, set to INT32_MAX by the caller; NULL: not wanted. Lowered to the
     // smallest index of a sequence whose length is below 0 or past its table, or with a page id
-    // outside the pool among the attended keys. Such lengths are clamped; such keys count as absent.
+    // outside the pool among the attended keys. Such lengths are clamped; such keys count as
+    // absent.
     int32_t *fault;
 };
 
@@ -144,13 +150,13 @@ struct attn_decode_plan {
     int32_t grid, block, smem_bytes;
     size_t workspace_bytes;
     int32_t num_counters;
-    // For sequences of `max_pages_per_seq * page_size` keys each, the window considered: bytes of K and
-    // V that have to be read, bytes of everything else, and floating-point operations.
+    // For sequences of `max_pages_per_seq * page_size` keys each, the window considered: bytes of K
+    // and V that have to be read, bytes of everything else, and floating-point operations.
     double kv_bytes, other_bytes, flops;
 };
 
-// Fills *plan. ATTN_ERROR_INVALID: a rule of the shape is broken. ATTN_ERROR_UNSUPPORTED: legal, but no
-// kernel of this target accepts it.
+// Fills *plan. ATTN_ERROR_INVALID: a rule of the shape is broken. ATTN_ERROR_UNSUPPORTED: legal,
+// but no kernel of this target accepts it.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_decode_plan(const struct attn_device *device,
                                            const struct attn_decode_shape *shape,
@@ -163,8 +169,8 @@ ATTN_API enum attn_status attn_decode_workspace(const struct attn_device *device
                                                 const struct attn_decode_shape *shape,
                                                 size_t *bytes);
 
-// The counters, in int32 words, that calls up to this shape need. Status as attn_decode_plan; *count is
-// 0 on failure.
+// The counters, in int32 words, that calls up to this shape need. Status as attn_decode_plan;
+// *count is 0 on failure.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_decode_counters(const struct attn_device *device,
                                                const struct attn_decode_shape *shape,
@@ -176,8 +182,8 @@ ATTN_API enum attn_status attn_decode_counters(const struct attn_device *device,
 ATTN_API enum attn_status attn_decode_reset_counters(struct attn_device *device, int32_t *counters,
                                                      int32_t count, attn_stream stream);
 
-// Enqueues the operation on `stream` and returns at once; `params` need only live until then, everything
-// it points to until the work is done. On the host: computes it.
+// Enqueues the operation on `stream` and returns at once; `params` need only live until then,
+// everything it points to until the work is done. On the host: computes it.
 // ATTN_ERROR_INVALID: a rule above is broken; nothing was enqueued, nothing written.
 // ATTN_ERROR_UNSUPPORTED: legal, but no kernel of this target accepts it.
 // ATTN_ERROR_NO_DEVICE: the device is a target without a GPU. ATTN_ERROR_DRIVER: the launch failed.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// The bandwidth probe: reads memory once, in pieces of 16 bytes, and keeps nothing. What decode, which
-// reads every K and V byte once, is held against.
+// The bandwidth probe: reads memory once, in pieces of 16 bytes, and keeps nothing. What decode,
+// which reads every K and V byte once, is held against.
 //
-// A block takes THREADS * LOADS consecutive pieces at a time, then goes a grid's width further; each
-// thread has LOADS loads in flight. The sink is written only if all that a thread read XORs to one
-// value, which keeps the loads alive and all but never happens.
+// A block takes THREADS * LOADS consecutive pieces at a time, then goes a grid's width further;
+// each thread has LOADS loads in flight. The sink is written only if all that a thread read XORs to
+// one value, which keeps the loads alive and all but never happens.
 
 #include "bench/read_params.h"
 #include "common/ptx_copy.cuh"

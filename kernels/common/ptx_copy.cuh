@@ -9,8 +9,8 @@ static __device__ __forceinline__ uint32_t shared_address(const void *pointer)
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// cp.async, 16 bytes past L1 with a 128-byte L2 prefetch; bytes beyond `bytes` (0 or 16) arrive as 0 and
-// are not read. PTX ISA, "Data Movement and Conversion Instructions: cp.async".
+// cp.async, 16 bytes past L1 with a 128-byte L2 prefetch; bytes beyond `bytes` (0 or 16) arrive as
+// 0 and are not read. PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 static __device__ __forceinline__ void cp_async_16(uint32_t s_target, const void *g_source,
                                                    uint32_t bytes)
 {

@@ -4,8 +4,9 @@
 
 #include <stdint.h>
 
-// ldmatrix.x4: four 8x8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the rows of matrix i; the
-// thread receives elements [g][2t], [g][2t + 1] of each. PTX ISA, "Warp-level matrix load: ldmatrix".
+// ldmatrix.x4: four 8x8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the rows of matrix i;
+// the thread receives elements [g][2t], [g][2t + 1] of each. PTX ISA, "Warp-level matrix load:
+// ldmatrix".
 static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t s_row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -23,8 +24,8 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint3
                  : "memory");
 }
 
-// stmatrix.x2.trans: two 8x8 matrices, held as ldmatrix gives them, stored transposed; lanes 0 .. 15 give
-// the rows. PTX ISA, "Warp-level matrix store: stmatrix".
+// stmatrix.x2.trans: two 8x8 matrices, held as ldmatrix gives them, stored transposed; lanes 0 ..
+// 15 give the rows. PTX ISA, "Warp-level matrix store: stmatrix".
 static __device__ __forceinline__ void stmatrix_x2_trans(uint32_t s_row, uint32_t r0, uint32_t r1)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(s_row),

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Paged decode: o = softmax(scale * q k^T) v for one query token of each sequence.
 //
-// The arithmetic, which no schedule changes: keys are cut into leaves of TILE keys at absolute multiples
-// of TILE. A leaf gives its largest score m, the sum l of 2^(score - m), and the weighted sum o of V.
-// Leaves are merged by the binary tree of aligned power-of-two blocks of leaf indices; a block without
-// attended keys is left out. Scores are kept in units of log2.
+// The arithmetic, which no schedule changes: keys are cut into leaves of TILE keys at absolute
+// multiples of TILE. A leaf gives its largest score m, the sum l of 2^(score - m), and the weighted
+// sum o of V. Leaves are merged by the binary tree of aligned power-of-two blocks of leaf indices;
+// a block without attended keys is left out. Scores are kept in units of log2.
 //
-// Who gets what: the leaves of all sequences, in a row, are cut into `runs` equal runs, wherever that may
-// be; a block takes one run of one lane (KV head, group of ROWS query rows). Lanes run fastest: whoever
-// reads the same tokens runs at the same time. Of a sequence that ends up in several runs, each block
-// writes down the few aligned blocks of the tree that it has in full (its roots), and the block that
-// arrives last merges those of all runs. Nobody waits for another block.
+// Who gets what: the leaves of all sequences, in a row, are cut into `runs` equal runs, wherever
+// that may be; a block takes one run of one lane (KV head, group of ROWS query rows). Lanes run
+// fastest: whoever reads the same tokens runs at the same time. Of a sequence that ends up in
+// several runs, each block writes down the few aligned blocks of the tree that it has in full (its
+// roots), and the block that arrives last merges those of all runs. Nobody waits for another block.
 //
-// Within a block: it walks the keys of a run, a leaf at a time. For S^T = K Q^T a warp takes 16 keys; for O^T = V^T P^T it takes HEAD_DIM / WARPS columns of
-// V, over all keys of the leaf: so each thread holds its part of o for good, and merging two blocks of
-// the tree needs no other thread. What warps exchange is the largest score and P, through shared memory.
+// Within a block: it walks the keys of a run, a leaf at a time. For S^T = K Q^T a warp takes 16
+// keys; for O^T = V^T P^T it takes HEAD_DIM / WARPS columns of V, over all keys of the leaf: so
+// each thread holds its part of o for good, and merging two blocks of the tree needs no other
+// thread. What warps exchange is the largest score and P, through shared memory.
 //
 // Step t of a block, with two barriers:
 //   A   largest scores of leaf t are visible; K(t) and V(t - 1) are read: their places in the ring are free
@@ -25,13 +26,14 @@
 //       score           scores of leaf t + 1
 //       merge           o(t) into the tree
 //
-// Bound by memory: every K and V byte is read once. 64 sequences of 8192 keys, 8 KV heads, HEAD_DIM 128
-// are 2.15 GB, 0.45 ms at 4.8 TB/s; arithmetic is two 16-bit MMAs of 8 columns a 16x16 block of K or V.
+// Bound by memory: every K and V byte is read once. 64 sequences of 8192 keys, 8 KV heads, HEAD_DIM
+// 128 are 2.15 GB, 0.45 ms at 4.8 TB/s; arithmetic is two 16-bit MMAs of 8 columns a 16x16 block of
+// K or V.
 //
-// Shared memory: ring of STAGES tiles (K(0), V(0), K(1), V(1), ... in turn; rows padded by 16 bytes, so
-// that the 8 rows of an ldmatrix lie in different banks), P, the row offsets of the tiles to come, which
-// of their keys are attended, one float a warp and row for reductions, and what finds the run. While
-// roots are merged they lie in the ring.
+// Shared memory: ring of STAGES tiles (K(0), V(0), K(1), V(1), ... in turn; rows padded by 16
+// bytes, so that the 8 rows of an ldmatrix lie in different banks), P, the row offsets of the tiles
+// to come, which of their keys are attended, one float a warp and row for reductions, and what
+// finds the run. While roots are merged they lie in the ring.
 
 #include "common/ptx_copy.cuh"
 #include "common/ptx_math.cuh"
@@ -70,12 +72,14 @@ constexpr int LEVEL_PIECES = DIM_BLOCKS * ROW_BLOCKS + ROW_BLOCKS;
 constexpr int RING_ROOTS = STAGES * TILE * PITCH * 2 / (LEVEL_FLOATS * 4);
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
-// Weights are 2^(score - m - SHIFT): so a sum of 2^16 values of V stays finite, however large they are.
+// Weights are 2^(score - m - SHIFT): so a sum of 2^16 values of V stays finite, however large they
+// are.
 constexpr float SHIFT = 16.0f;
 
-// The leaves of all sequences in a row, and the runs they are cut into, between units: 2^shift leaves at
-// absolute multiples, so that a run holds few aligned blocks of the tree. A sequence without keys counts
-// as one unit: every sequence is some run's. The first `rest` runs have size + 1 units, the others `size`.
+// The leaves of all sequences in a row, and the runs they are cut into, between units: 2^shift
+// leaves at absolute multiples, so that a run holds few aligned blocks of the tree. A sequence
+// without keys counts as one unit: every sequence is some run's. The first `rest` runs have size +
+// 1 units, the others `size`.
 struct units {
     int32_t total, runs, shift;
     int32_t size, rest;
@@ -84,7 +88,8 @@ struct units {
 struct smem {
     uint16_t ring[STAGES][TILE][PITCH];
     uint16_t p[ROWS][P_PITCH];
-    // Offsets of the K and the V row of each key, in bytes from the head's base; negative: not loaded.
+    // Offsets of the K and the V row of each key, in bytes from the head's base; negative: not
+    // loaded.
     int64_t offset[OFFSET_BUFFERS][TILE][2];
     uint32_t visible[VISIBLE_BUFFERS][TILE / 32];
     float reduce[2][WARPS][ROWS];
@@ -472,8 +477,8 @@ static __device__ __forceinline__ bool climb(tree &t, block &waiting, int i, con
     return true;
 }
 
-// Adds the block of the tree that is `level` levels high and starts at leaf `index` (absolute): a binary
-// counter. `last`: no leaf of the sequence follows.
+// Adds the block of the tree that is `level` levels high and starts at leaf `index` (absolute): a
+// binary counter. `last`: no leaf of the sequence follows.
 static __device__ __forceinline__ fate push(tree &t, const work &w, uint32_t index, int level,
                                             bool last, block &b)
 {
@@ -645,8 +650,9 @@ static __device__ __forceinline__ int32_t divide_by_runs(const attn_decode_args 
     return attn_decode_divide(number, args.runs_magic, args.runs_shift);
 }
 
-// The largest unit that makes the longest run at most a sixteenth longer than runs of single leaves would
-// be, while units that sequences fill in part stay few. `leaves` are counted in units of args.min_shift.
+// The largest unit that makes the longest run at most a sixteenth longer than runs of single leaves
+// would be, while units that sequences fill in part stay few. `leaves` are counted in units of
+// args.min_shift.
 static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args,
                                                        uint32_t leaves)
 {
@@ -740,8 +746,8 @@ static __device__ __forceinline__ uint32_t leaf_of(const units &u, const work &w
     return unit > 0 ? ((w.first >> u.shift) + unit) << u.shift : w.first;
 }
 
-// Where a sequence is cut off, missing leaves count as empty ones: so the aligned blocks of a run reach as
-// far as they can.
+// Where a sequence is cut off, missing leaves count as empty ones: so the aligned blocks of a run
+// reach as far as they can.
 static __device__ __forceinline__ void enter_run(const attn_decode_args &args, const units &u,
                                                  const work &w, walk &at)
 {
@@ -787,7 +793,8 @@ static __device__ __forceinline__ void gather(const attn_decode_args &args, smem
     enter_run(args, u, w, at);
     t.present = 0;
     while (at.pos < w.end) {
-        // As many roots as the ring holds are on their way at once. Each thread copies what it will read.
+        // As many roots as the ring holds are on their way at once. Each thread copies what it will
+        // read.
         walk ahead = at;
         int level, num_roots = 0;
         for (; num_roots < RING_ROOTS && ahead.pos < w.end; num_roots++) {
@@ -811,7 +818,8 @@ static __device__ __forceinline__ void gather(const attn_decode_args &args, smem
     }
 }
 
-// True in the block that arrives last at a sequence of one lane: the others' roots are there to be read.
+// True in the block that arrives last at a sequence of one lane: the others' roots are there to be
+// read.
 static __device__ __forceinline__ bool arrive(const attn_decode_args &args, smem &s,
                                               int64_t counter, int32_t num_runs)
 {
@@ -882,7 +890,8 @@ static __device__ __forceinline__ void clear(block &b)
     }
 }
 
-// Attends the block's leaves. The sequence is b if they are all of it; else their roots go to g_root.
+// Attends the block's leaves. The sequence is b if they are all of it; else their roots go to
+// g_root.
 static __device__ __forceinline__ void attend(const attn_decode_args &args, smem &s, const work &w,
                                               const uint32_t (&r_q)[ROW_BLOCKS][DIM_STEPS][2],
                                               float *g_root, tree &t, block &b)
@@ -899,8 +908,8 @@ static __device__ __forceinline__ void attend(const attn_decode_args &args, smem
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) fetch(w, s, i);
 
-        // Step -1 only scores leaf 0. One copy of each step keeps the code small: it is fetched from memory,
-        // too, and in a short call that counts.
+        // Step -1 only scores leaf 0. One copy of each step keeps the code small: it is fetched
+        // from memory, too, and in a short call that counts.
 #pragma unroll 1
     for (int leaf = -1; leaf < w.num_leaves; leaf++) {
         __syncthreads();

@@ -16,11 +16,12 @@ struct attn_decode_args {
     float *lse;
     const float *k_scales, *v_scales;
     int32_t *fault;
-    // Pending blocks of the merge tree: a slice of `stack_levels` levels for each block of the grid.
+    // Pending blocks of the merge tree: a slice of `stack_levels` levels for each block of the
+    // grid.
     float *stack;
-    // Roots of runs that hold a part of a sequence: for each (run, lane) `max_roots` for the sequence
-    // whose part starts the run or lies within it from the run's begin, then `max_roots` for the one that
-    // the run's end cuts off.
+    // Roots of runs that hold a part of a sequence: for each (run, lane) `max_roots` for the
+    // sequence whose part starts the run or lies within it from the run's begin, then `max_roots`
+    // for the one that the run's end cuts off.
     float *roots;
     // Arrivals: one word for each (sequence, lane); 0 before and after.
     int32_t *counters;
@@ -55,9 +56,9 @@ struct attn_decode_args {
     float k_scale, v_scale;
 };
 
-// For division by `divisor`, at least 1, of numbers below 2^31: a multiplication and a shift. With 2^(l - 1)
-// < divisor <= 2^l, magic = ceil(2^(31 + l) / divisor) is off by less than 2^l / divisor, which a number below
-// 2^31 cannot make into a whole one. By 1 nothing is divided: magic 0.
+// For division by `divisor`, at least 1, of numbers below 2^31: a multiplication and a shift. With
+// 2^(l - 1) < divisor <= 2^l, magic = ceil(2^(31 + l) / divisor) is off by less than 2^l / divisor,
+// which a number below 2^31 cannot make into a whole one. By 1 nothing is divided: magic 0.
 static inline void attn_decode_magic(int32_t divisor, uint32_t *magic, int32_t *shift)
 {
     int32_t l = 0;
