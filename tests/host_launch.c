@@ -2,6 +2,7 @@
 // What attn_decode asks of the driver: kernel, grid, block, shared memory, arguments; and that it
 // asks for nothing where it refuses. On a fake driver and the fake packs of support/fake_pack.c.
 #include "attn/attn.h"
+#include "decode_check.h"
 #include "support/fake_driver.h"
 #include "support/pack_folder.h"
 
@@ -49,24 +50,6 @@ static void open_device(const enum attn_device_kind kind, const char *const poli
     params.splitk_policy = policy;
     params.grid_limit = grid_limit;
     cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
-}
-
-static struct attn_decode_shape shape_of(const struct attn_decode_params *const params)
-{
-    return (struct attn_decode_shape){
-        .size = sizeof(struct attn_decode_shape),
-        .q_dtype = params->q_dtype,
-        .kv_dtype = params->kv_dtype,
-        .batch = params->batch,
-        .q_len = params->q_len,
-        .num_q_heads = params->num_q_heads,
-        .num_kv_heads = params->num_kv_heads,
-        .head_dim = params->head_dim,
-        .page_size = params->page_size,
-        .max_pages_per_seq = params->max_pages_per_seq,
-        .window = params->window,
-        .max_decode_seqs = params->max_decode_seqs,
-    };
 }
 
 // 3 sequences of up to 1600 keys, 24 query heads on 4 KV heads of 64.
@@ -247,7 +230,7 @@ Test(launch, runs_the_policies_it_has_a_kernel_for)
             continue;
         }
         cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-        const struct attn_decode_shape shape = shape_of(&params);
+        const struct attn_decode_shape shape = attn_decode_shape_of(&params);
         struct attn_decode_plan plan = { .size = sizeof(plan) };
         cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK);
         cr_expect_eq(plan.num_splits, cases[i].num_splits, "%s", cases[i].policy);
@@ -280,7 +263,7 @@ Test(launch, needs_exactly_its_workspace)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     struct attn_decode_params params = right_params();
-    const struct attn_decode_shape shape = shape_of(&params);
+    const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t bytes;
     cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
     // 300 blocks: 3 levels of the stack each, and 10 roots at either end of a run.
@@ -316,7 +299,7 @@ Test(launch, sizes_grow_with_the_shape)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     const struct attn_decode_params params = right_params();
-    struct attn_decode_shape shape = shape_of(&params);
+    struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t last = 0;
     for (int32_t batch = 0; batch < 600; batch += 7) {
         size_t bytes;
@@ -351,7 +334,7 @@ Test(launch, caps_the_grid)
 
     // The limit of a test changes the grid alone, not the workspace.
     params = right_params();
-    const struct attn_decode_shape shape = shape_of(&params);
+    const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t unlimited, limited;
     cr_assert_eq(attn_decode_workspace(device, &shape, &unlimited), ATTN_OK);
     open_device(ATTN_DEVICE_ORDINAL, NULL, 5);
@@ -366,7 +349,7 @@ Test(launch, plans_what_it_launches)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     const struct attn_decode_params params = right_params();
-    const struct attn_decode_shape shape = shape_of(&params);
+    const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     struct attn_decode_plan plan = { .size = sizeof(plan) };
     size_t bytes;
     cr_assert_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK);

@@ -120,8 +120,8 @@ struct block {
     float l[ROW_BLOCKS][2];
 };
 
-// Pending left halves of the merge tree; bit i of `present`: level i holds one. The first levels
-// are fields of their own, since an array would be moved to local memory.
+// Pending left halves of the merge tree; bit i of `present`: level i holds one. The first levels are
+// fields of their own, since an array would be moved to local memory.
 struct tree {
     block level_0, level_1, level_2;
     uint32_t present;
@@ -908,10 +908,10 @@ static __device__ __forceinline__ void attend(const attn_decode_args &args, smem
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) fetch(w, s, i);
 
-        // Step -1 only scores leaf 0. One copy of each step keeps the code small: it is fetched
-        // from memory, too, and in a short call that counts.
 #pragma unroll 1
     for (int leaf = -1; leaf < w.num_leaves; leaf++) {
+        // Step -1 only scores leaf 0. One copy of each step keeps the code small: it is fetched
+        // from memory, too, and in a short call that counts.
         __syncthreads();
         if (leaf >= 0) {
             fetch(w, s, leaf * 2 - 1 + STAGES);
