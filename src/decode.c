@@ -2,6 +2,7 @@
 // Paged decode: which kernel, how it is launched, and what it needs.
 #include "attn/decode.h"
 
+#include "decode_boxes.h"
 #include "decode_check.h"
 #include "device.h"
 #include "host/reference.h"
@@ -16,18 +17,26 @@
 // Shared memory that the system takes of each block, in bytes.
 #define SMEM_RESERVED 1024
 
+// Units of leaves, and pieces of sequences, of a launch: sums of two of them fit an int32.
+#define MAX_UNITS (1 << 29)
+
+_Static_assert(ATTN_DECODE_MIN_PIECE == ATTN_SPLITK_MIN_KEYS_PER_SPLIT,
+               "kernels cut pieces as splitk.h says");
+
 // How a shape runs on a device.
 struct launch {
-    // NULL on the host.
+    // NULL on the host; only num_splits is set then.
     const struct attn_pack_row *row;
-    // Row groups of a KV head, levels of a block's stack, roots of a run's part of a sequence.
-    int32_t row_groups, stack_levels, max_roots;
-    // The leaves of all sequences are cut into `runs`; each is walked once by each lane.
-    int32_t runs, lanes, min_shift;
+    // Pieces of a sequence: as the policy says, 0 for "by length"; and as the kernel cuts.
+    int32_t num_splits, splits;
+    int32_t group_rows, row_groups, lanes;
+    // Leaves of the longest piece, and of all pieces if each is that long.
+    int64_t piece_leaves, leaves;
+    int32_t min_shift;
+    int32_t block_runs, run_roots;
     int32_t grid, block, smem_bytes;
-    int32_t num_splits;
-    // The stack comes first, the roots after it.
-    size_t stack_bytes, workspace_bytes;
+    // The pieces' results come first, the roots after them.
+    size_t pieces_bytes, workspace_bytes;
     int32_t num_counters;
 };
 
@@ -36,6 +45,11 @@ static int32_t table_keys(const int32_t max_pages_per_seq, const int32_t page_si
 {
     const int64_t keys = (int64_t) max_pages_per_seq * page_size;
     return keys > INT32_MAX ? INT32_MAX : (int32_t) keys;
+}
+
+static size_t round_up(const size_t bytes)
+{
+    return (bytes + WORKSPACE_UNIT - 1) / WORKSPACE_UNIT * WORKSPACE_UNIT;
 }
 
 static enum attn_status fail_unsupported(const struct attn_device *const device,
@@ -72,29 +86,21 @@ static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
     return NULL;
 }
 
-// Whether the policy in force cuts sequences as the kernel does: at its own tiles, which give the
-// bits of one piece, too.
+// Under policy chunk a kernel cuts sequences at its own tiles alone.
 static enum attn_status check_policy(const struct attn_device *const device,
-                                     const struct attn_pack_row *const row,
-                                     const int32_t num_splits)
+                                     const struct attn_pack_row *const row)
 {
     const struct attn_splitk_policy policy = device->info.splitk_policy;
-    if (policy.kind == ATTN_SPLITK_CHUNK) {
-        if (policy.count == 0 || policy.count == row->tile) return ATTN_OK;
-        return attn_fail(
-            device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-            "the split-K policy is chunk:%d, but kernel %s has chunks of %d keys: use chunk",
-            policy.count, row->name, row->tile);
-    }
-    if (num_splits == 1) return ATTN_OK;
-    char text[32];
-    attn_splitk_format(policy, text, sizeof(text));
+    if (policy.kind != ATTN_SPLITK_CHUNK || policy.count == 0 || policy.count == row->tile)
+        return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                     "split count %d (policy %s) has no kernel yet; use chunk or 1", num_splits,
-                     text);
+                     "the split-K policy is chunk:%d, but kernel %s has chunks of %d keys: use "
+                     "chunk",
+                     policy.count, row->name, row->tile);
 }
 
-// Blocks that run at the same time: as many as the SMs' shared memory holds.
+// Blocks that run at the same time: as many as the SMs' shared memory holds, at most `limit` (0: no
+// limit).
 static int32_t count_slots(const struct attn_device *const device,
                            const struct attn_pack_row *const row, const int32_t limit)
 {
@@ -105,50 +111,136 @@ static int32_t count_slots(const struct attn_device *const device,
     return slots > most ? most : (int32_t) slots;
 }
 
-// `limit`: blocks at most; 0: as many as fit.
-static enum attn_status fill_geometry(const struct attn_device *const device,
-                                      const struct attn_decode_shape *const shape,
-                                      const int32_t limit, struct launch *const launch)
+// A lane has the query rows of a group that share its loads: one of them where a launch that the
+// original would not pack is not split, else as many as the kernel takes.
+static void set_lanes(const struct attn_device *const device,
+                      const struct attn_decode_shape *const shape, struct launch *const launch)
+{
+    const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
+    const bool packed =
+        launch->num_splits != 1 ||
+        (device->info.gqa_pack &&
+         attn_gqa_pack_shape_ok(shape->num_q_heads, shape->num_kv_heads, shape->head_dim));
+    launch->group_rows = packed ? launch->row->rows : 1;
+    launch->row_groups = (ratio - 1) / launch->group_rows + 1;
+    launch->lanes = shape->num_kv_heads * launch->row_groups;
+}
+
+static void set_leaves(const struct attn_decode_shape *const shape, struct launch *const launch)
+{
+    int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
+    if (launch->splits > 1) {
+        const int32_t attended = shape->window > 0 && shape->window < keys ? shape->window : keys;
+        int32_t piece = (attended - 1) / launch->splits + 1;
+        if (piece < ATTN_DECODE_MIN_PIECE) piece = ATTN_DECODE_MIN_PIECE;
+        keys = piece < attended ? piece : attended;
+    }
+    launch->piece_leaves = (keys - 1) / launch->row->tile + 1;
+    launch->leaves = (int64_t) shape->batch * launch->splits * launch->piece_leaves;
+    while (launch->leaves >> launch->min_shift >= MAX_UNITS) launch->min_shift++;
+}
+
+// Runs for blocks that a lane's leaves are cut into: a run of each lane for each slot. Where that
+// would leave many slots empty there are about two runs for each, and no more runs than leaves.
+static int32_t count_block_runs(const struct launch *const launch, const int32_t slots)
+{
+    if (launch->lanes > slots) return 1;
+    int32_t runs = slots / launch->lanes;
+    if (runs * launch->lanes * 4 < slots * 3) runs = 2 * slots / launch->lanes;
+    return launch->leaves < runs ? (int32_t) launch->leaves : runs;
+}
+
+// Leaves of a warp's run at most, before its ends move to where few blocks of the tree are cut.
+static int64_t count_run_leaves(const struct launch *const launch)
+{
+    const int64_t pieces = launch->leaves / launch->piece_leaves;
+    const int64_t units = pieces * (((launch->piece_leaves - 1) >> launch->min_shift) + 1);
+    const int64_t runs = (int64_t) launch->block_runs * launch->row->warps;
+    return ((units - 1) / runs + 1) << launch->min_shift;
+}
+
+// Cuts the leaves for a grid of at most `slots` blocks.
+static void set_runs(struct launch *const launch, const int32_t slots, const int32_t block_runs)
 {
     const struct attn_pack_row *const row = launch->row;
-    const int32_t slots = count_slots(device, row, limit);
-    const int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
-    const int64_t floats = attn_decode_level_floats(row->head_dim, row->rows, row->warps);
-    const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
-    launch->row_groups = (ratio - 1) / row->rows + 1;
-    const int64_t lanes = (int64_t) shape->num_kv_heads * launch->row_groups;
-    launch->lanes = (int32_t) lanes;
-    // No more runs than leaves; an empty batch has none.
-    const int64_t leaves = (int64_t) shape->batch * ((keys - 1) / row->tile + 1);
-    const int64_t runs = lanes < slots ? slots / lanes : 1;
-    launch->runs = (int32_t) (leaves < runs ? leaves : runs);
-    while (leaves >> launch->min_shift >= 1 << 29) launch->min_shift++;
-    const int64_t items = launch->runs * lanes;
-    launch->grid = items < slots ? (int32_t) items : slots;
-    launch->block = row->warps * 32;
-    launch->smem_bytes = attn_pack_row_smem(row);
-    launch->stack_levels = attn_decode_stack_levels(keys, row->tile);
-    // One run holds every sequence whole.
-    launch->max_roots = launch->runs > 1 ? attn_decode_max_roots(keys, row->tile) : 0;
-    const int64_t counters = launch->max_roots > 0 ? shape->batch * lanes : 0;
+    launch->block_runs = block_runs;
+    const int32_t items = block_runs * launch->lanes;
+    launch->grid = items < slots ? items : slots;
+    const int64_t regions = block_runs > 1 ? items : launch->grid;
+    int64_t longest = 1;
+    while (longest < launch->piece_leaves) longest *= 2;
+    const int64_t run_leaves = count_run_leaves(launch);
+    launch->run_roots = attn_decode_run_roots(run_leaves < longest ? run_leaves : longest,
+                                              row->warps, row->head_dim, row->rows);
+    const int64_t floats = regions * row->warps * launch->run_roots *
+                           attn_decode_slot_floats(row->head_dim, row->rows);
+    launch->workspace_bytes = launch->pieces_bytes + round_up((size_t) floats * sizeof(float));
+}
+
+static enum attn_status set_counters(const struct attn_device *const device,
+                                     const struct attn_decode_shape *const shape,
+                                     struct launch *const launch)
+{
+    const int64_t pieces = (int64_t) shape->batch * launch->splits;
+    const int64_t of_pieces = launch->block_runs > 1 ? pieces * launch->lanes : 0;
+    const int64_t of_sequences = launch->splits > 1 ? (int64_t) shape->batch * launch->lanes : 0;
+    const int64_t counters = of_pieces + of_sequences;
     if (counters > INT32_MAX)
-        return attn_fail(
-            device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-            "batch is %d: with %lld KV heads and row groups it needs %lld counters, more than "
-            "%d",
-            shape->batch, (long long) lanes, (long long) counters, INT32_MAX);
+        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                         "batch is %d: with %d KV heads and row groups and %d pieces a sequence it "
+                         "needs %lld counters, more than %d",
+                         shape->batch, launch->lanes, launch->splits, (long long) counters,
+                         INT32_MAX);
     launch->num_counters = (int32_t) counters;
-    launch->stack_bytes = (size_t) (launch->grid * launch->stack_levels * floats) * sizeof(float);
-    const size_t roots = (size_t) (items * 2 * launch->max_roots * floats) * sizeof(float);
-    launch->workspace_bytes =
-        (launch->stack_bytes + roots + WORKSPACE_UNIT - 1) / WORKSPACE_UNIT * WORKSPACE_UNIT;
     return ATTN_OK;
+}
+
+// For the whole device.
+static enum attn_status set_geometry(const struct attn_device *const device,
+                                     const struct attn_decode_shape *const shape,
+                                     struct launch *const launch)
+{
+    const struct attn_device_info *const info = &device->info;
+    launch->block = launch->row->warps * 32;
+    launch->smem_bytes = attn_pack_row_smem(launch->row);
+    if (shape->batch == 0) return ATTN_OK;
+    launch->splits = launch->num_splits > 1 ? launch->num_splits : 1;
+    if ((int64_t) shape->batch * launch->splits > MAX_UNITS)
+        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                         "batch is %d: with %d pieces a sequence that is more than %d",
+                         shape->batch, launch->splits, MAX_UNITS);
+    set_lanes(device, shape, launch);
+    set_leaves(shape, launch);
+    const int32_t slots = count_slots(device, launch->row, 0);
+    launch->block_runs = count_block_runs(launch, slots);
+    if (launch->splits > 1) {
+        const int64_t results =
+            attn_splitk_workspace_slots(info->splitk_policy, info->declared_sm_count,
+                                        shape->num_q_heads, shape->batch);
+        launch->pieces_bytes =
+            round_up((size_t) attn_splitk_workspace_bytes(results, shape->head_dim));
+    }
+    set_runs(launch, slots, launch->block_runs);
+    return set_counters(device, shape, launch);
+}
+
+// For a limited grid, within the workspace of the whole device: as runs get longer they need more
+// roots each, so a few runs less may be needed.
+static void limit_grid(const struct attn_device *const device, struct launch *const launch)
+{
+    const size_t most = launch->workspace_bytes;
+    const int32_t slots = count_slots(device, launch->row, device->grid_limit);
+    int32_t runs = count_block_runs(launch, slots);
+    if (runs > launch->block_runs) runs = launch->block_runs;
+    set_runs(launch, slots, runs);
+    while (launch->workspace_bytes > most && launch->block_runs > 1)
+        set_runs(launch, slots, launch->block_runs - 1);
 }
 
 // For a shape that was checked.
 static enum attn_status plan_launch(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape,
-                                    const int32_t limit, struct launch *const launch)
+                                    struct launch *const launch)
 {
     *launch = (struct launch){ 0 };
     launch->num_splits =
@@ -157,8 +249,8 @@ static enum attn_status plan_launch(const struct attn_device *const device,
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
     launch->row = find_row(device->pack, shape);
     if (!launch->row) return fail_unsupported(device, shape);
-    const enum attn_status status = check_policy(device, launch->row, launch->num_splits);
-    return status == ATTN_OK ? fill_geometry(device, shape, limit, launch) : status;
+    const enum attn_status status = check_policy(device, launch->row);
+    return status == ATTN_OK ? set_geometry(device, shape, launch) : status;
 }
 
 static enum attn_status plan_shape(const struct attn_device *const device,
@@ -170,7 +262,7 @@ static enum attn_status plan_shape(const struct attn_device *const device,
     enum attn_status status =
         attn_params_copy(device->log, device->log_user, "shape", own, sizeof(*own), shape);
     if (status == ATTN_OK) status = attn_decode_check_shape(device, own);
-    return status == ATTN_OK ? plan_launch(device, own, 0, launch) : status;
+    return status == ATTN_OK ? plan_launch(device, own, launch) : status;
 }
 
 static void count_work(const struct attn_decode_shape *const shape,
@@ -288,10 +380,10 @@ enum attn_status attn_decode_reset_counters(struct attn_device *const device,
 static struct attn_decode_args fill_args(const struct attn_decode_params *const params,
                                          const struct launch *const launch)
 {
-    uint32_t page_magic, runs_magic;
-    int32_t page_shift, runs_shift;
+    uint32_t page_magic, splits_magic;
+    int32_t page_shift, splits_shift;
     attn_decode_magic(params->page_size, &page_magic, &page_shift);
-    attn_decode_magic(launch->runs, &runs_magic, &runs_shift);
+    attn_decode_magic(launch->splits, &splits_magic, &splits_shift);
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -304,9 +396,8 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .k_scales = params->k_scales,
         .v_scales = params->v_scales,
         .fault = params->fault,
-        .stack = params->workspace,
-        .roots =
-            params->workspace ? (float *) ((char *) params->workspace + launch->stack_bytes) : NULL,
+        .roots = (float *) ((char *) params->workspace + launch->pieces_bytes),
+        .pieces = launch->splits > 1 ? params->workspace : NULL,
         .counters = params->counters,
         .q_stride = params->q_stride,
         .k_page_stride = params->k_page_stride,
@@ -325,15 +416,16 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .num_q_heads = params->num_q_heads,
         .num_kv_heads = params->num_kv_heads,
         .ratio = params->num_q_heads / params->num_kv_heads,
+        .group_rows = launch->group_rows,
         .row_groups = launch->row_groups,
         .window = params->window,
-        .stack_levels = launch->stack_levels,
-        .runs = launch->runs,
+        .splits = launch->splits,
+        .splits_magic = splits_magic,
+        .splits_shift = splits_shift,
         .lanes = launch->lanes,
-        .runs_magic = runs_magic,
-        .runs_shift = runs_shift,
+        .block_runs = launch->block_runs,
+        .run_roots = launch->run_roots,
         .min_shift = launch->min_shift,
-        .max_roots = launch->max_roots,
         .scale = params->scale,
         .softcap = params->softcap,
         .k_scale = params->k_scale,
@@ -341,16 +433,13 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     };
 }
 
-// The workspace was checked for the whole device; a limited grid needs no more.
 static enum attn_status launch_kernel(const struct attn_device *const device,
                                       const struct attn_decode_params *const params,
-                                      const struct attn_decode_shape *const shape,
                                       struct launch *const launch, const attn_stream stream)
 {
-    enum attn_status status = ATTN_OK;
-    if (device->grid_limit > 0) status = plan_launch(device, shape, device->grid_limit, launch);
-    if (status != ATTN_OK) return status;
+    if (device->grid_limit > 0) limit_grid(device, launch);
     struct attn_decode_args args = fill_args(params, launch);
+    attn_decode_set_boxes(device, params, &args);
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
 
@@ -369,15 +458,14 @@ enum attn_status attn_decode(struct attn_device *const device,
     const struct attn_decode_shape shape = attn_decode_shape_of(&own);
     status = attn_decode_check_shape(device, &shape);
     if (status == ATTN_OK) status = attn_decode_check_params(device, &own);
-    if (status == ATTN_OK) status = plan_launch(device, &shape, 0, &launch);
+    if (status == ATTN_OK) status = plan_launch(device, &shape, &launch);
     if (status == ATTN_OK)
         status =
             attn_decode_check_workspace(device, &own, launch.workspace_bytes, launch.num_counters);
     if (status != ATTN_OK) return status;
     if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
     if (own.batch == 0) return ATTN_OK;
-    if (device->info.kind != ATTN_DEVICE_HOST)
-        return launch_kernel(device, &own, &shape, &launch, stream);
+    if (device->info.kind != ATTN_DEVICE_HOST) return launch_kernel(device, &own, &launch, stream);
     if (attn_reference_decode(&own) == 0) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                      "out of memory in the host executor");

@@ -28,24 +28,6 @@ static int64_t plus(const int64_t a, const int64_t b)
     return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
 }
 
-struct attn_decode_shape attn_decode_shape_of(const struct attn_decode_params *const params)
-{
-    return (struct attn_decode_shape){
-        .size = (uint32_t) sizeof(struct attn_decode_shape),
-        .q_dtype = params->q_dtype,
-        .kv_dtype = params->kv_dtype,
-        .batch = params->batch,
-        .q_len = params->q_len,
-        .num_q_heads = params->num_q_heads,
-        .num_kv_heads = params->num_kv_heads,
-        .head_dim = params->head_dim,
-        .page_size = params->page_size,
-        .max_pages_per_seq = params->max_pages_per_seq,
-        .window = params->window,
-        .max_decode_seqs = params->max_decode_seqs,
-    };
-}
-
 static enum attn_status check_types(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape)
 {
@@ -296,6 +278,8 @@ enum attn_status attn_decode_check_workspace(const struct attn_device *const dev
     REQUIRE(needed == 0 || params->workspace_bytes >= needed,
             "workspace_bytes is %zu: this call needs %zu (attn_decode_workspace tells)",
             params->workspace_bytes, needed);
+    REQUIRE((uintptr_t) params->workspace <= UINTPTR_MAX - needed,
+            "workspace is %p: there are no %zu bytes from there on", params->workspace, needed);
     struct buffer buffers[NUM_BUFFERS + 1];
     list_buffers(params, buffers);
     buffers[COUNTERS].bytes = (int64_t) num_counters * (int64_t) sizeof(*params->counters);

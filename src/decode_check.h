@@ -5,9 +5,6 @@
 
 #include "attn/decode.h"
 
-// The part of a call that sizes depend on.
-struct attn_decode_shape attn_decode_shape_of(const struct attn_decode_params *params);
-
 // Every rule about the fields of a shape. ATTN_ERROR_INVALID, or ATTN_ERROR_UNSUPPORTED for q_len.
 enum attn_status attn_decode_check_shape(const struct attn_device *device,
                                          const struct attn_decode_shape *shape);

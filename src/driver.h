@@ -36,6 +36,17 @@ enum {
     ATTN_CU_FUNC_MAX_DYNAMIC_SMEM = 8,
 };
 
+// CUtensorMap and its enumerations.
+enum {
+    ATTN_CU_TENSOR_MAP_BYTES = 128,
+    ATTN_CU_TENSOR_UINT8 = 0,
+    ATTN_CU_TENSOR_UINT16 = 1,
+    ATTN_CU_SWIZZLE_32B = 1,
+    ATTN_CU_SWIZZLE_64B = 2,
+    ATTN_CU_SWIZZLE_128B = 3,
+    ATTN_CU_L2_PROMOTION_128B = 2,
+};
+
 // result name, symbol the driver exports, parameters. The oldest driver accepted (13.0) has all of
 // them.
 #define ATTN_DRIVER_CALLS(X) \
@@ -68,6 +79,10 @@ enum {
       (attn_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
        unsigned block_x, unsigned block_y, unsigned block_z, unsigned smem_bytes, \
        attn_stream stream, void **args, void **extra)) \
+    X(tensor_map, "cuTensorMapEncodeTiled", \
+      (void *map, int type, uint32_t rank, const void *address, const uint64_t *dims, \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, \
+       int swizzle, int promotion, int fill)) \
     X(memset_async, "cuMemsetD32Async", \
       (attn_cu_deviceptr address, unsigned value, size_t count, attn_stream stream))
 

@@ -124,12 +124,13 @@ static bool check_declarations(struct attn_pack_seen *const seen,
 int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
 {
     if (row->op == ATTN_ROW_READ) return 0;
-    return attn_decode_smem_bytes(row->head_dim, row->rows, row->tile, row->warps, row->stages);
+    const int32_t kv_bytes = row->kv == ATTN_ROW_E4M3 ? 1 : 2;
+    return attn_decode_smem_bytes(row->head_dim, kv_bytes, row->rows, row->warps, row->stages);
 }
 
 static bool is_sane_row(const struct attn_pack_row *const row)
 {
-    const bool block = row->warps >= 1 && row->warps <= 32 && row->stages >= 1 && row->stages <= 16;
+    const bool block = row->warps >= 1 && row->warps <= 16 && row->stages >= 1 && row->stages <= 64;
     if (!is_sane_string(row->name) || !block) return false;
     if (row->op == ATTN_ROW_READ) return true;
     const bool types = (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) &&

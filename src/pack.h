@@ -8,12 +8,12 @@
 #include <stdint.h>
 
 // Raised whenever a struct below, or the argument struct of a kernel, changes.
-#define ATTN_PACK_ABI 1u
+#define ATTN_PACK_ABI 2u
 // The symbol of a shared pack. In a static build it is attn_pack_<target>.
 #define ATTN_PACK_SYMBOL "attn_pack"
 
-// Values that a word in kernels.conf stands for: `q=bf16` is ATTN_ROW_BF16. The types are those of
-// enum attn_dtype.
+// Values that a word in kernels.conf stands for: `q=bf16` is ATTN_ROW_BF16; kernels are given the
+// number. The types are those of enum attn_dtype.
 enum {
     ATTN_ROW_BF16 = 1,
     ATTN_ROW_FP16 = 2,

@@ -15,19 +15,35 @@ enum {
     MAX_LEN = 5000
 };
 
-// Heads differ, so that kernels for narrow and wide GQA groups take part.
+// Heads differ, so that kernels for narrow and wide GQA groups take part; kinds are of every pair
+// of types.
 static const struct {
-    int32_t head_dim, num_q_heads, num_kv_heads;
-} shapes[] = { { 64, 8, 1 }, { 128, 4, 1 }, { 256, 6, 1 }, { 128, 20, 1 }, { 64, 3, 3 } };
+    struct decode_kind kind;
+    int32_t num_q_heads, num_kv_heads;
+} shapes[] = {
+    { { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 64 }, 8, 1 },
+    { { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 128 }, 4, 1 },
+    { { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 256 }, 6, 1 },
+    { { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 128 }, 20, 1 },
+    { { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 64 }, 3, 3 },
+    { { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 128 }, 8, 1 },
+    { { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 128 }, 6, 1 },
+    { { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 256 }, 12, 1 },
+    { { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 32 }, 4, 2 },
+    { { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 512 }, 2, 1 },
+};
+// The first of them, one of each head_dim, are enough where it is the launch that differs.
+enum {
+    NUM_FIRST_SHAPES = 3
+};
 
 static struct decode_case base_case(size_t shape)
 {
-    const struct decode_case c = {
+    struct decode_case c = {
         .name = "base",
         .batch = BATCH,
         .num_q_heads = shapes[shape].num_q_heads,
         .num_kv_heads = shapes[shape].num_kv_heads,
-        .head_dim = shapes[shape].head_dim,
         .page_size = 16,
         .len = MAX_LEN,
         .lens = DECODE_LENS_LOG,
@@ -35,24 +51,11 @@ static struct decode_case base_case(size_t shape)
         .sinks = true,
         .lse = true,
         .softcap = shape == 2 ? 20 : 0,
-        .scales = true,
+        .scales = shape < 5,
         .seed = random_seed(51),
     };
+    decode_case_set_kind(&c, &shapes[shape].kind);
     return c;
-}
-
-static struct decode_data *build(const struct decode_case *c, const struct gpu_session *session)
-{
-    struct decode_data *data;
-    cr_assert_eq(decode_data_build(&data, c, session->device), ATTN_OK, "%s", attn_last_error());
-    return data;
-}
-
-static void run(struct decode_data *data, struct gpu_session *session)
-{
-    cr_assert_eq(decode_data_run_gpu(data, session), ATTN_OK, "%s: %s", data->kernel,
-                 attn_last_error());
-    cr_expect(decode_data_intact(data), "%s wrote where it should not", data->kernel);
 }
 
 static void expect_equal(const struct decode_data *a, const struct decode_data *b, const char *what)
@@ -66,8 +69,8 @@ static void expect_equal(const struct decode_data *a, const struct decode_data *
 static void expect_same(const struct decode_case *c, const struct decode_data *base,
                         struct gpu_session *session, const char *what)
 {
-    struct decode_data *data = build(c, session);
-    run(data, session);
+    struct decode_data *data = decode_data_need(c, session);
+    decode_data_need_run(data, session);
     expect_equal(base, data, what);
     decode_data_free(&data);
 }
@@ -84,7 +87,7 @@ static void expect_layout_free(const struct decode_data *base, struct gpu_sessio
         expect_same(&c, base, session, "page size, page ids, strides");
     }
     struct decode_case c = base->c;
-    c.poison = 0xFF;
+    c.poison = 0x7F;
     expect_same(&c, base, session, "poison");
     c = base->c;
     c.poison = 0x01;
@@ -101,8 +104,8 @@ static void expect_company_free(const struct decode_data *base, struct gpu_sessi
     for (int32_t i = 0; i < BATCH; i++) reversed[i] = BATCH - 1 - i;
     struct decode_case c = base->c;
     c.ids = reversed;
-    struct decode_data *data = build(&c, session);
-    run(data, session);
+    struct decode_data *data = decode_data_need(&c, session);
+    decode_data_need_run(data, session);
     for (int32_t i = 0; i < BATCH; i++)
         cr_expect(decode_data_equal(base, i, data, BATCH - 1 - i),
                   "%s: sequence %d in another order", base->kernel, i);
@@ -111,8 +114,8 @@ static void expect_company_free(const struct decode_data *base, struct gpu_sessi
     for (int32_t i = 0; i < BATCH; i++) {
         c.ids = &i;
         c.batch = 1;
-        data = build(&c, session);
-        run(data, session);
+        data = decode_data_need(&c, session);
+        decode_data_need_run(data, session);
         cr_expect(decode_data_equal(base, i, data, 0), "%s: sequence %d alone", base->kernel, i);
         decode_data_free(&data);
     }
@@ -121,12 +124,12 @@ static void expect_company_free(const struct decode_data *base, struct gpu_sessi
 // Every odd sequence has NaN in all of q: the even ones don't notice.
 static void expect_neighbour_free(const struct decode_data *base, struct gpu_session *session)
 {
-    struct decode_data *data = build(&base->c, session);
+    struct decode_data *data = decode_data_need(&base->c, session);
     const int64_t stride = data->params.q_stride;
     uint16_t *const q = decode_image(data, DECODE_ZONE_Q);
     for (int32_t b = 1; b < BATCH; b += 2)
         for (int64_t i = 0; i < stride; i++) q[b * stride + i] = 0x7FC0;
-    run(data, session);
+    decode_data_need_run(data, session);
     for (int32_t b = 0; b < BATCH; b++)
         cr_expect_eq(decode_data_equal(base, b, data, b), b % 2 == 0,
                      "%s: sequence %d, odd ones are NaN", base->kernel, b);
@@ -138,9 +141,10 @@ Test(gpu_invariance, company_and_layout, .timeout = 300)
     struct gpu_session session;
     gpu_session_open(&session, 0);
     for (size_t shape = 0; shape < COUNT(shapes); shape++) {
+        if (!gpu_session_serves(&session, &shapes[shape].kind)) continue;
         const struct decode_case c = base_case(shape);
-        struct decode_data *base = build(&c, &session);
-        run(base, &session);
+        struct decode_data *base = decode_data_need(&c, &session);
+        decode_data_need_run(base, &session);
         expect_layout_free(base, &session);
         expect_company_free(base, &session);
         expect_neighbour_free(base, &session);
@@ -156,10 +160,11 @@ Test(gpu_invariance, schedule, .timeout = 120)
     struct gpu_session session;
     gpu_session_open(&session, 0);
     for (size_t shape = 0; shape < COUNT(shapes); shape++) {
+        if (!gpu_session_serves(&session, &shapes[shape].kind)) continue;
         struct decode_case c = base_case(shape);
         c.len = 2000;
-        struct decode_data *base = build(&c, &session);
-        run(base, &session);
+        struct decode_data *base = decode_data_need(&c, &session);
+        decode_data_need_run(base, &session);
         for (size_t i = 0; i < COUNT(limits); i++) {
             struct gpu_session limited;
             gpu_session_open(&limited, limits[i]);
@@ -168,6 +173,60 @@ Test(gpu_invariance, schedule, .timeout = 120)
         }
         decode_data_free(&base);
     }
+    gpu_session_close(&session);
+}
+
+// ---- kernels of one kind give the same bits: a group of 16 heads has the first 8 of a group of 8
+
+static bool heads_equal(const struct decode_data *narrow, const struct decode_data *wide,
+                        int32_t sequence)
+{
+    const size_t size = attn_dtype_size(narrow->params.q_dtype);
+    const size_t head = (size_t) narrow->params.head_dim * size;
+    const size_t heads = (size_t) narrow->params.num_q_heads;
+    const size_t wide_heads = (size_t) wide->params.num_q_heads, b = (size_t) sequence;
+    const uint8_t *const o = decode_result(narrow, DECODE_ZONE_O);
+    const uint8_t *const wide_o = decode_result(wide, DECODE_ZONE_O);
+    const float *const lse = decode_result(narrow, DECODE_ZONE_LSE);
+    const float *const wide_lse = decode_result(wide, DECODE_ZONE_LSE);
+    return memcmp(o + b * heads * head, wide_o + b * wide_heads * head, heads * head) == 0 &&
+           memcmp(lse + b * heads, wide_lse + b * wide_heads, heads * sizeof(*lse)) == 0;
+}
+
+static void expect_width_free(struct gpu_session *session, const struct decode_kind *kind)
+{
+    struct decode_case c = {
+        .name = "width",
+        .batch = BATCH,
+        .num_q_heads = 8,
+        .num_kv_heads = 1,
+        .page_size = 16,
+        .len = 2000,
+        .lens = DECODE_LENS_LOG,
+        .window = 700,
+        .lse = true,
+        .seed = random_seed(52),
+    };
+    decode_case_set_kind(&c, kind);
+    struct decode_data *narrow = decode_data_need(&c, session);
+    c.num_q_heads = 16;
+    struct decode_data *wide = decode_data_need(&c, session);
+    decode_data_need_run(narrow, session);
+    decode_data_need_run(wide, session);
+    for (int32_t b = 0; b < BATCH; b++)
+        cr_expect(heads_equal(narrow, wide, b), "%s and %s: sequence %d", narrow->kernel,
+                  wide->kernel, b);
+    decode_data_free(&narrow);
+    decode_data_free(&wide);
+}
+
+Test(gpu_invariance, width_of_the_group, .timeout = 60)
+{
+    struct gpu_session session;
+    gpu_session_open(&session, 0);
+    for (size_t i = 0; i < NUM_DECODE_KINDS; i++)
+        if (gpu_session_serves(&session, &decode_kinds[i]))
+            expect_width_free(&session, &decode_kinds[i]);
     gpu_session_close(&session);
 }
 
@@ -183,7 +242,7 @@ static void launch(struct gpu_session *session, const struct attn_decode_params 
 // ones.
 static void expect_replay(struct decode_data *base, struct gpu_session *session)
 {
-    struct decode_data *data = build(&base->c, session);
+    struct decode_data *data = decode_data_need(&base->c, session);
     struct decode_remote remote;
     struct gpu_graph *graph;
     cr_assert_eq(decode_remote_open(&remote, session->gpu, data), 0);
@@ -225,7 +284,7 @@ static void expect_streams(struct decode_data *base, struct gpu_session *session
     attn_stream streams[2] = { session->stream };
     cr_assert_eq(gpu_stream_create(session->gpu, &streams[1]), 0);
     for (int i = 0; i < 2; i++) {
-        data[i] = build(&base->c, session);
+        data[i] = decode_data_need(&base->c, session);
         cr_assert_eq(decode_remote_open(&remote[i], session->gpu, data[i]), 0);
     }
     for (int n = 0; n < 40; n++)
@@ -254,17 +313,17 @@ static void expect_live_scalars(struct decode_data *base, struct gpu_session *se
 {
     struct decode_case c = base->c;
     c.window = 33;
-    struct decode_data *other = build(&c, session);
+    struct decode_data *other = decode_data_need(&c, session);
     struct attn_check check;
-    run(other, session);
+    decode_data_need_run(other, session);
     int32_t differing = 0;
     for (int32_t b = 0; b < BATCH; b++) differing += !decode_data_equal(base, b, other, b);
     cr_expect_gt(differing, BATCH / 4, "%s: a window of 33 changes %d of %d sequences",
                  base->kernel, differing, BATCH);
     cr_expect(decode_data_check(other, ATTN_CHECK_KERNEL, &check), "%s: window 33 after another",
               base->kernel);
-    struct decode_data *again = build(&base->c, session);
-    run(again, session);
+    struct decode_data *again = decode_data_need(&base->c, session);
+    decode_data_need_run(again, session);
     expect_equal(base, again, "after a call with another window");
     decode_data_free(&other);
     decode_data_free(&again);
@@ -274,109 +333,16 @@ Test(gpu_invariance, graphs_streams_and_repetition, .timeout = 120)
 {
     struct gpu_session session;
     gpu_session_open(&session, 0);
-    for (size_t shape = 0; shape < 3; shape++) {
+    for (size_t shape = 0; shape < NUM_FIRST_SHAPES; shape++) {
         struct decode_case c = base_case(shape);
         c.len = 3000;
-        struct decode_data *base = build(&c, &session);
-        run(base, &session);
+        struct decode_data *base = decode_data_need(&c, &session);
+        decode_data_need_run(base, &session);
         expect_replay(base, &session);
         expect_streams(base, &session);
         expect_live_scalars(base, &session);
         decode_data_free(&base);
     }
-    gpu_session_close(&session);
-}
-
-// ---- exact means: Q = K = 0, so that o counts attended tokens, at every length around an edge
-
-Test(gpu_invariance, exact_means, .timeout = 60)
-{
-    struct gpu_session session;
-    gpu_session_open(&session, 0);
-    const int32_t windows[] = { 0, 31, 64, 128 };
-    int32_t lens[BATCH];
-    for (int32_t i = 0; i < BATCH; i++) lens[i] = i < 80 ? i : 40 + i;
-    for (size_t shape = 0; shape < 3; shape++)
-        for (size_t i = 0; i < COUNT(windows); i++) {
-            struct decode_case c = base_case(shape);
-            c.given_lens = lens;
-            c.window = windows[i];
-            c.sinks = c.scales = false;
-            c.fill = DECODE_FILL_MEAN;
-            struct decode_data *data = build(&c, &session);
-            run(data, &session);
-            const int32_t rows = c.num_q_heads * c.head_dim;
-            for (int32_t b = 0; b < BATCH; b++)
-                for (int32_t d = 0; d < rows; d++) {
-                    const int32_t start = c.window && lens[b] > c.window ? lens[b] - c.window : 0;
-                    int32_t hits = 0;
-                    for (int32_t t = start; t < lens[b]; t++) hits += t % 32 == d % 32;
-                    const double mean = lens[b] ? 32.0 * hits / (lens[b] - start) : 0;
-                    const double o = attn_load(decode_result(data, DECODE_ZONE_O),
-                                               (int64_t) b * rows + d, ATTN_DTYPE_BF16);
-                    // Weights and sums are exact here: what is left is a division and a rounding.
-                    cr_assert(fabs(o - mean) <= mean * (0x1p-8 + 0x1p-20),
-                              "%s: len %d, window %d, dim %d: %g for %g", data->kernel, lens[b],
-                              c.window, d % c.head_dim, o, mean);
-                }
-            decode_data_free(&data);
-        }
-    gpu_session_close(&session);
-}
-
-// ---- a pool beyond 8 GiB, the sequences on its last pages: offsets past 2^32 elements
-
-// Copies the pages of `data` to the end of a big pool of pages (K, then V), and rewrites the table.
-static void spread_pages(const struct decode_data *data, struct gpu *gpu, uint8_t *pool,
-                         int64_t num_pages, int32_t *table)
-{
-    const struct attn_decode_params p = decode_data_params(data, data->image);
-    const size_t page = (size_t) p.k_page_stride * 2;
-    const uint8_t *const k = p.k_pool, *const v = p.v_pool;
-    for (int64_t i = 0; i < p.num_pages; i++) {
-        uint8_t *const to = pool + (size_t) (num_pages - 1 - i) * 2 * page;
-        cr_assert_eq(gpu_upload(gpu, to, k + (size_t) i * page, page), 0);
-        cr_assert_eq(gpu_upload(gpu, to + page, v + (size_t) i * page, page), 0);
-    }
-    for (int64_t i = 0; i < (int64_t) p.batch * p.max_pages_per_seq; i++)
-        if (table[i] >= 0 && table[i] < p.num_pages)
-            table[i] = (int32_t) (num_pages - 1 - table[i]);
-}
-
-Test(gpu_invariance, high_pages, .timeout = 120)
-{
-    struct gpu_session session;
-    gpu_session_open(&session, 0);
-    struct decode_case c = base_case(1);
-    c.batch = 16;
-    c.len = 500;
-    struct decode_data *low = build(&c, &session), *high = build(&c, &session);
-    run(low, &session);
-
-    // A page of K and one of V, in elements of two bytes.
-    const int64_t stride = 2 * low->params.k_page_stride;
-    const int64_t num_pages = ((int64_t) 9 << 30) / (stride * 2);
-    void *pool;
-    struct decode_remote remote;
-    cr_assert_eq(gpu_alloc(session.gpu, &pool, (size_t) num_pages * (size_t) stride * 2), 0);
-    cr_assert_eq(gpu_fill(session.gpu, pool, 0x7F, (size_t) num_pages * (size_t) stride * 2), 0);
-    spread_pages(high, session.gpu, pool, num_pages, decode_image(high, DECODE_ZONE_TABLE));
-    cr_assert_eq(decode_remote_open(&remote, session.gpu, high), 0);
-    struct attn_decode_params params = decode_remote_params(&remote);
-    params.num_pages = num_pages;
-    params.k_pool = pool;
-    params.v_pool = (uint8_t *) pool + low->params.k_page_stride * 2;
-    params.k_page_stride = params.v_page_stride = stride;
-    launch(&session, &params, session.stream);
-    cr_assert_eq(gpu_stream_sync(session.gpu, session.stream), 0);
-    cr_assert_eq(decode_remote_fetch(&remote), 0);
-    expect_equal(low, high, "pages past 8 GiB");
-    cr_expect_eq(decode_data_fault(high), INT32_MAX);
-
-    decode_remote_close(&remote);
-    gpu_free(session.gpu, pool);
-    decode_data_free(&low);
-    decode_data_free(&high);
     gpu_session_close(&session);
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Opening, describing and closing devices, on a fake driver and fake packs.
 #include "attn/attn.h"
+#include "device.h"
+#include "pack_scan.h"
 #include "status.h"
 #include "support/fake_driver.h"
 #include "support/pack_folder.h"
@@ -283,14 +285,19 @@ Test(device, opens_a_gpu_and_gives_everything_back)
     cr_expect_eq(info.sm_count, 132);
     cr_expect_eq(info.declared_sm_count, 132);
     cr_expect_eq(info.driver_version, 13000);
-    cr_expect_eq(info.num_kernels, 5);
+    cr_expect_eq(info.num_kernels, 9);
     cr_expect_str_eq(attn_device_kernel(device, 1), "decode_bf16_bf16_d128");
-    cr_expect_null(attn_device_kernel(device, 5));
+    cr_expect_null(attn_device_kernel(device, 9));
     cr_expect_null(attn_device_kernel(device, -1));
     // Every kernel is loaded and has its shared memory; nothing is left for the first call.
-    cr_expect_eq(fake.functions_loaded, 5);
-    cr_expect_eq(fake.functions_set, 5);
-    cr_expect_eq(fake.largest_smem, attn_decode_smem_bytes(128, 16, 64, 4, 2));
+    cr_expect_eq(fake.functions_loaded, 9);
+    cr_expect_eq(fake.functions_set, 9);
+    int32_t largest = 0;
+    for (uint32_t i = 0; i < device->pack->num_rows; i++) {
+        const int32_t smem = attn_pack_row_smem(&device->pack->rows[i]);
+        if (smem > largest) largest = smem;
+    }
+    cr_expect_eq(fake.largest_smem, largest);
     cr_expect_eq(fake.pushes, 1);
     cr_expect_eq(fake.pops, 1);
     cr_expect_eq(heard.warnings, 0, "%s", heard.text);
@@ -435,13 +442,10 @@ Test(device, undoes_a_half_open_device)
     };
     // Not called, or of no consequence, while a device is opened by ordinal.
     static const char *const other[] = {
-        "cuGetErrorName",
-        "cuCtxGetDevice",
-        "cuLaunchKernel",
-        "cuMemsetD32Async",
-        "cuCtxPopCurrent_v2",
-        "cuLibraryUnload",
-        "cuDevicePrimaryCtxRelease_v2",
+        "cuGetErrorName",         "cuCtxGetDevice",
+        "cuLaunchKernel",         "cuMemsetD32Async",
+        "cuTensorMapEncodeTiled", "cuCtxPopCurrent_v2",
+        "cuLibraryUnload",        "cuDevicePrimaryCtxRelease_v2",
     };
     add_pack("hopper", "libattn-hopper.so");
     const struct attn_device_open_params params = open_params(ATTN_DEVICE_ORDINAL);
@@ -451,7 +455,7 @@ Test(device, undoes_a_half_open_device)
         for (size_t j = 0; j < sizeof(other) / sizeof(other[0]); j++)
             skip |= strcmp(fake_driver_symbols[i], other[j]) == 0;
         for (size_t j = 0; !skip && j < sizeof(errors) / sizeof(errors[0]); j++) {
-            // Some calls are made once for each of the four kernels or attributes.
+            // Some calls are made once for each of the kernels or attributes.
             for (int at = 1; at <= 4; at++) {
                 fake_driver_install();
                 fake.fail_symbol = fake_driver_symbols[i];
@@ -594,13 +598,14 @@ Test(target, skips_unsound_packs_with_a_sentence)
     static const struct {
         const char *kind, *sentence;
     } cases[] = {
-        { "abi", "ABI 2, this library needs 1" },
+        { "abi", "ABI 1, this library needs 2" },
         { "size", "have 8 and" },
         { "row_size", "and 4 bytes" },
         { "arch", "disagree" },
         { "magic", "no whole fatbin" },
         { "body", "no whole fatbin" },
         { "tile", "row 0" },
+        { "warps", "row 0" },
         { "smem", "shared memory" },
         { "foreign", "no symbol attn_pack" },
     };

@@ -4,6 +4,7 @@
 #include "tests/support/random.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -112,7 +113,7 @@ Test(invariance, any_strides)
 
 Test(invariance, any_bytes_where_nothing_is_read)
 {
-    const uint8_t bytes[] = { 0xFF, 0x01, 0x80 };
+    const uint8_t bytes[] = { 0x7F, 0x01, 0x80 };
     for (size_t i = 0; i < sizeof(bytes); i++) {
         struct decode_case c = base_case();
         c.poison = bytes[i];
@@ -142,6 +143,65 @@ Test(invariance, neighbours_full_of_nan)
         cr_expect_eq(decode_data_equal(data, b, clean, b), b % 2 == 0, "sequence %d", b);
     decode_data_free(&clean);
     decode_data_free(&data);
+}
+
+// Each call takes its own scalars, whatever the one before it had. All keys are there, so that a
+// window of another call would not show by what lies outside of this one's.
+Test(invariance, takes_its_own_scalars)
+{
+    struct decode_case c = base_case();
+    c.window = 0;
+    c.scales = false;
+    struct decode_data *first = run(&c), *other = run(&c);
+    const struct attn_decode_params base = first->params;
+    struct attn_decode_params changes[5] = { base, base, base, base, base };
+    changes[0].window = 33;
+    changes[1].scale = 0.5f;
+    changes[2].softcap = 2;
+    changes[3].k_scale = 0.25f;
+    changes[4].v_scale = 0.5f;
+    for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
+        int32_t changed = 0;
+        other->params = changes[i];
+        cr_assert_eq(decode_data_run_host(other, device), ATTN_OK, "%s", attn_last_error());
+        for (int32_t b = 0; b < BATCH; b++) changed += !decode_data_equal(first, b, other, b);
+        cr_expect_gt(changed, BATCH / 4, "scalar %zu changes %d sequences", i, changed);
+        other->params = base;
+        cr_assert_eq(decode_data_run_host(other, device), ATTN_OK, "%s", attn_last_error());
+        for (int32_t b = 0; b < BATCH; b++)
+            cr_expect(decode_data_equal(first, b, other, b), "after scalar %zu: sequence %d", i, b);
+    }
+    decode_data_free(&first);
+    decode_data_free(&other);
+}
+
+// Scores 0 and one bit of V a token: o names the attended tokens, at every edge of a window.
+Test(invariance, exact_window_edges)
+{
+    int32_t lens[200];
+    for (int32_t b = 0; b < 200; b++) lens[b] = b + 1;
+    for (int32_t window = 1; window <= 66; window++) {
+        const struct decode_case c = {
+            .name = "bits",
+            .batch = 200,
+            .given_lens = lens,
+            .num_q_heads = 1,
+            .num_kv_heads = 1,
+            .head_dim = 64,
+            .page_size = 1 + window % 17,
+            .window = window,
+            .fill = DECODE_FILL_BITS,
+        };
+        struct decode_data *data = run(&c);
+        for (int32_t i = 0; i < 200 * 64; i++) {
+            const int32_t len = lens[i / 64], start = len > window ? len - window : 0;
+            const double mean = decode_bits_mean(64, start, len, i % 64);
+            const double o = attn_load(decode_result(data, DECODE_ZONE_O), i, ATTN_DTYPE_BF16);
+            cr_assert(fabs(o - mean) <= mean * 0x1p-8, "len %d, window %d, dim %d: %g for %g", len,
+                      window, i % 64, o, mean);
+        }
+        decode_data_free(&data);
+    }
 }
 
 // The comparison itself: what should matter, does.

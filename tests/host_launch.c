@@ -2,7 +2,7 @@
 // What attn_decode asks of the driver: kernel, grid, block, shared memory, arguments; and that it
 // asks for nothing where it refuses. On a fake driver and the fake packs of support/fake_pack.c.
 #include "attn/attn.h"
-#include "decode_check.h"
+#include "decode_boxes.h"
 #include "support/fake_driver.h"
 #include "support/pack_folder.h"
 
@@ -15,8 +15,8 @@
 #define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
 #define STREAM ((attn_stream) AT(99))
 #define TILE 64
-// A block of the merge tree of the 64-wide row: o, then m and l of each thread.
-#define LEVEL_BYTES ((size_t) (64 * 16 + 4 * 32 * 2 * 4) * 4)
+// A slot of the 64-wide row: o of 16 query rows, then m and l of each.
+#define SLOT_BYTES ((size_t) 16 * (64 + 2) * 4)
 #define WARPS 4
 
 static const char *folder;
@@ -79,7 +79,7 @@ static struct attn_decode_params right_params(void)
 static const struct fake_launch *last_launch(void)
 {
     cr_assert_gt(fake.num_launches, 0);
-    return &fake.launches[fake.num_launches - 1];
+    return &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
 }
 
 static void expect_refused(const struct attn_decode_params *const params,
@@ -120,17 +120,17 @@ Test(launch, passes_everything_on)
     // 3 x 25 leaves of 64 keys are fewer than the 128 runs that the SMs hold for each of 4 lanes.
     cr_expect(launch->grid[0] == 75 * 4 && launch->grid[1] == 1 && launch->grid[2] == 1);
     cr_expect(launch->block[0] == WARPS * 32 && launch->block[1] == 1 && launch->block[2] == 1);
-    cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 16, TILE, WARPS, 3));
+    cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 2, 16, WARPS, 3));
     cr_expect_eq(launch->stream, STREAM);
     cr_expect_eq(launch->context, fake_primary_context(0));
     const struct attn_decode_args *const args = &launch->args;
     cr_expect(args->q == AT(1) && args->o == AT(2) && args->k == AT(3) && args->v == AT(4));
     cr_expect(args->block_table == AT(5) && args->seq_lens == AT(6) && args->sinks == AT(7));
-    cr_expect(args->lse == AT(8) && args->stack == AT(9) && args->fault == AT(10));
-    cr_expect(args->counters == AT(13) && args->runs == 75 && args->lanes == 4);
-    // 25 leaves: 5 levels, so at most 10 aligned blocks in any stretch.
-    cr_expect_eq(args->max_roots, 10);
-    cr_expect_eq((const char *) args->roots, (const char *) AT(9) + 300 * 3 * LEVEL_BYTES);
+    cr_expect(args->lse == AT(8) && args->roots == AT(9) && args->fault == AT(10));
+    cr_expect(args->counters == AT(13) && args->block_runs == 75 && args->lanes == 4);
+    // A leaf for a warp.
+    cr_expect_eq(args->run_roots, attn_decode_run_roots(1, WARPS, 64, 16));
+    cr_expect(args->splits == 1 && !args->pieces && args->min_shift == 0);
     cr_expect(args->k_scales == AT(11) && args->v_scales == AT(12));
     cr_expect_eq(args->q_stride, 24 * 64 + 512);
     cr_expect_eq(args->k_page_stride, 9 * 16 * 4 * 64);
@@ -144,8 +144,7 @@ Test(launch, passes_everything_on)
     cr_expect_eq(args->max_keys, 1600);
     cr_expect(args->batch == 3 && args->num_q_heads == 24 && args->num_kv_heads == 4);
     cr_expect(args->ratio == 6 && args->row_groups == 1 && args->window == 77);
-    // 64 << 2 = 256 keys in registers; 512, 1024 and 2048 above.
-    cr_expect_eq(args->stack_levels, 3);
+    cr_expect_eq(args->group_rows, 16);
     cr_expect(args->scale == 0.125f && args->softcap == 30.0f);
     cr_expect(args->k_scale == 0.25f && args->v_scale == 0.5f);
 }
@@ -188,11 +187,45 @@ Test(launch, takes_the_first_row_that_accepts)
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK);
     cr_expect_eq(last_launch()->args.row_groups, 8);
     cr_expect_eq(last_launch()->args.lanes, 8);
-    params = right_params();
-    params.q_dtype = ATTN_DTYPE_FP16;
-    params.kv_dtype = ATTN_DTYPE_E4M3;
-    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK);
-    cr_expect_str_eq(last_launch()->kernel, "decode_fp16_e4m3_d64");
+}
+
+// Each pair of types and head_dim has its row; what has none is refused.
+Test(launch, takes_the_row_of_the_types)
+{
+    static const struct {
+        enum attn_dtype q, kv;
+        int32_t head_dim, rows;
+        const char *kernel;
+    } cases[] = {
+        { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 256, 8, "decode_bf16_bf16_d256" },
+        { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 512, 8, "decode_bf16_bf16_d512" },
+        { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 128, 16, "decode_bf16_e4m3_d128" },
+        { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 32, 16, "decode_fp16_fp16_d32" },
+        { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 64, 16, "decode_fp16_e4m3_d64" },
+        { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 32, 0, "q bf16, KV bf16, head_dim 32" },
+        { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 64, 0, "q fp16, KV fp16, head_dim 64" },
+        { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 128, 0, "q fp16, KV e4m3, head_dim 128" },
+    };
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct attn_decode_params params = right_params();
+        params.q_dtype = cases[i].q;
+        params.kv_dtype = cases[i].kv;
+        params.head_dim = cases[i].head_dim;
+        if (cases[i].rows == 0) {
+            expect_refused(&params, ATTN_ERROR_UNSUPPORTED, cases[i].kernel);
+            continue;
+        }
+        cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+        cr_expect_str_eq(last_launch()->kernel, cases[i].kernel);
+        cr_expect_eq(last_launch()->args.group_rows, cases[i].rows);
+    }
+    // Eight query rows of that width: a GQA group of 16 is walked in two.
+    struct attn_decode_params params = right_params();
+    params.head_dim = 512;
+    params.num_q_heads = 64;
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect(last_launch()->args.row_groups == 2 && last_launch()->args.lanes == 8);
 }
 
 Test(launch, says_what_the_target_has)
@@ -209,15 +242,19 @@ Test(launch, says_what_the_target_has)
     expect_refused(&params, ATTN_ERROR_UNSUPPORTED, "KV e4m3");
 }
 
-Test(launch, runs_the_policies_it_has_a_kernel_for)
+Test(launch, runs_every_policy)
 {
     static const struct {
         const char *policy, *refusal;
         int32_t num_splits, chunk_keys;
     } cases[] = {
-        { "chunk", NULL, 0, TILE },         { "chunk:64", NULL, 0, TILE },
-        { "chunk:128", "chunk:128", 0, 0 }, { "1", NULL, 1, 0 },
-        { "2", "split count 2", 0, 0 },     { "auto", "split count 11", 0, 0 },
+        { "chunk", NULL, 0, TILE },
+        { "chunk:64", NULL, 0, TILE },
+        { "chunk:128", "chunk:128, but kernel decode_bf16_bf16_d64 has chunks of 64", 0, 0 },
+        { "1", NULL, 1, 0 },
+        { "2", NULL, 2, 0 },
+        { "16", NULL, 16, 0 },
+        { "auto", NULL, 11, 0 },
         { "legacy", NULL, 1, 0 },
     };
     struct attn_decode_params params = right_params();
@@ -229,24 +266,26 @@ Test(launch, runs_the_policies_it_has_a_kernel_for)
             expect_refused(&params, ATTN_ERROR_UNSUPPORTED, cases[i].refusal);
             continue;
         }
-        cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+        cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
         const struct attn_decode_shape shape = attn_decode_shape_of(&params);
         struct attn_decode_plan plan = { .size = sizeof(plan) };
         cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK);
         cr_expect_eq(plan.num_splits, cases[i].num_splits, "%s", cases[i].policy);
         cr_expect_eq(plan.chunk_keys, cases[i].chunk_keys, "%s", cases[i].policy);
+        const int32_t splits = cases[i].num_splits > 1 ? cases[i].num_splits : 1;
+        cr_expect_eq(last_launch()->args.splits, splits, "%s", cases[i].policy);
+        cr_expect_eq(last_launch()->args.pieces != NULL, splits > 1, "%s", cases[i].policy);
     }
-    // 4 heads x 3 sequences leave room for 11 splits.
+    // 4 heads x 3 sequences leave room for 11 splits, 4 heads x 3 and a maximum of 5 for 6.
     params.num_q_heads = 4;
     params.max_decode_seqs = 3;
-    expect_refused(&params, ATTN_ERROR_UNSUPPORTED, "split count 11");
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(last_launch()->args.splits, 11);
+    params.max_decode_seqs = 5;
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(last_launch()->args.splits, 6);
     params.max_decode_seqs = 2;
     expect_refused(&params, ATTN_ERROR_INVALID, "max_decode_seqs is 2");
-    params.batch = 1024;
-    params.num_q_heads = 1024;
-    params.max_decode_seqs = 1024;
-    open_device(ATTN_DEVICE_ORDINAL, "auto", 0);
-    cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
 }
 
 // The declared SM count, not the real one, makes the policy: bits are the same over all boards of a
@@ -256,7 +295,39 @@ Test(launch, takes_the_policy_from_the_declared_sm_count)
     fake.gpus[0].sm_count = 1;
     open_device(ATTN_DEVICE_ORDINAL, "auto", 0);
     const struct attn_decode_params params = right_params();
-    expect_refused(&params, ATTN_ERROR_UNSUPPORTED, "split count 11");
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(last_launch()->args.splits, 11);
+}
+
+// A lane of each query head where a launch of one piece a sequence is not packed, else of each
+// group. The packable shape is 6 to 1 at 256.
+Test(launch, packs_as_the_setting_says)
+{
+    static const struct {
+        const char *policy, *packing;
+        int32_t head_dim, num_q_heads;
+        int32_t group_rows, lanes;
+    } cases[] = {
+        { "1", "on", 256, 24, 8, 4 },      { "1", "off", 256, 24, 1, 24 },
+        { "1", "on", 256, 20, 1, 20 },     { "1", "on", 128, 24, 1, 24 },
+        { "legacy", "on", 256, 24, 8, 4 }, { "legacy", "off", 256, 24, 1, 24 },
+        { "chunk", "off", 256, 24, 8, 4 }, { "chunk", "on", 256, 20, 8, 4 },
+        { "auto", "off", 256, 24, 8, 4 },  { "3", "on", 256, 20, 8, 4 },
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        setenv("METRALE_ATTN_DECODE_GQA_PACK", cases[i].packing, 1);
+        open_device(ATTN_DEVICE_ORDINAL, cases[i].policy, 0);
+        struct attn_decode_params params = right_params();
+        params.head_dim = cases[i].head_dim;
+        params.num_q_heads = cases[i].num_q_heads;
+        params.max_decode_seqs = 7;
+        cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+        const struct attn_decode_args *const args = &last_launch()->args;
+        cr_expect_eq(args->group_rows, cases[i].group_rows, "case %zu", i);
+        cr_expect_eq(args->lanes, cases[i].lanes, "case %zu", i);
+        cr_expect_eq(args->row_groups, cases[i].lanes / 4, "case %zu", i);
+        cr_expect_eq(args->ratio, cases[i].num_q_heads / 4, "case %zu", i);
+    }
 }
 
 Test(launch, needs_exactly_its_workspace)
@@ -266,8 +337,9 @@ Test(launch, needs_exactly_its_workspace)
     const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t bytes;
     cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
-    // 300 blocks: 3 levels of the stack each, and 10 roots at either end of a run.
-    cr_expect_eq(bytes, 300 * (3 + 2 * 10) * LEVEL_BYTES);
+    // 300 blocks of 4 warps, each with the slots of one leaf.
+    cr_expect_eq(bytes,
+                 300 * WARPS * (size_t) attn_decode_run_roots(1, WARPS, 64, 16) * SLOT_BYTES);
     int32_t count;
     cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK);
     cr_expect_eq(count, 3 * 4);
@@ -280,6 +352,8 @@ Test(launch, needs_exactly_its_workspace)
     expect_refused(&params, ATTN_ERROR_INVALID, "aligned to 256 bytes");
     params.workspace = NULL;
     expect_refused(&params, ATTN_ERROR_INVALID, "workspace is NULL");
+    params.workspace = (void *) (UINTPTR_MAX - 255);
+    expect_refused(&params, ATTN_ERROR_INVALID, "bytes from there on");
     params.workspace = (char *) AT(2) - 256;
     expect_refused(&params, ATTN_ERROR_INVALID, "overlaps");
     params.workspace = AT(9);
@@ -287,11 +361,130 @@ Test(launch, needs_exactly_its_workspace)
     expect_refused(&params, ATTN_ERROR_INVALID, "overlaps");
     params.counters = NULL;
     expect_refused(&params, ATTN_ERROR_INVALID, "counters is NULL");
-    // A table of one leaf: nothing to split, nothing to merge.
-    params.max_pages_per_seq = 4;
-    params.workspace = NULL;
-    params.workspace_bytes = 0;
-    cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+}
+
+static size_t workspace_of(const struct attn_decode_params *const params)
+{
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
+    size_t bytes;
+    cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK, "%s", attn_last_error());
+    return bytes;
+}
+
+static int32_t counters_of(const struct attn_decode_params *const params)
+{
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
+    int32_t count;
+    cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK, "%s", attn_last_error());
+    return count;
+}
+
+// What pieces give lies before the roots: under auto and pinned a slot for each sequence, query
+// head and piece, under legacy one for each declared SM.
+Test(launch, needs_room_for_pieces)
+{
+    static const struct {
+        const char *policy;
+        int32_t splits, piece_leaves;
+        size_t slots;
+    } cases[] = {
+        // 1600 keys in pieces of 256 or, by two, of 800.
+        { "auto", 11, 4, 3 * 24 * 11 },
+        { "2", 2, 13, 3 * 24 * 2 },
+        { "legacy", 5, 5, 132 },
+    };
+    struct attn_decode_params params = right_params();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const bool legacy = strcmp(cases[i].policy, "legacy") == 0;
+        params.batch = legacy ? 1 : 3;
+        params.max_decode_seqs = params.batch;
+        open_device(ATTN_DEVICE_ORDINAL, cases[i].policy, 0);
+        const size_t pieces = (cases[i].slots * (64 + 2) * 4 + 255) / 256 * 256;
+        // 128 runs of each lane, or one for each leaf.
+        const int32_t leaves = params.batch * cases[i].splits * cases[i].piece_leaves;
+        const int32_t runs = leaves < 128 ? leaves : 128;
+        const size_t roots = (size_t) runs * 4 * WARPS *
+                             (size_t) attn_decode_run_roots(1, WARPS, 64, 16) * SLOT_BYTES;
+        params.workspace_bytes = workspace_of(&params);
+        cr_expect_eq(params.workspace_bytes, pieces + roots, "%s", cases[i].policy);
+        // Of each piece and lane, then of each sequence and lane.
+        cr_expect_eq(counters_of(&params), params.batch * 4 * (cases[i].splits + 1));
+        cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+        const struct attn_decode_args *const args = &last_launch()->args;
+        cr_expect(args->splits == cases[i].splits && args->block_runs == runs);
+        cr_expect_eq((const void *) args->pieces, AT(9));
+        cr_expect_eq((const char *) args->roots, (const char *) AT(9) + pieces);
+        params.workspace_bytes--;
+        expect_refused(&params, ATTN_ERROR_INVALID, "workspace_bytes is");
+    }
+    // More lanes than blocks: counters of sequences alone, and none without pieces.
+    params.num_q_heads = params.num_kv_heads = 1024;
+    params.batch = params.max_decode_seqs = 3;
+    open_device(ATTN_DEVICE_ORDINAL, "3", 0);
+    cr_expect_eq(counters_of(&params), 3 * 1024);
+    open_device(ATTN_DEVICE_ORDINAL, "1", 0);
+    cr_expect_eq(counters_of(&params), 0);
+}
+
+// A window makes pieces shorter, down to the least.
+Test(launch, cuts_the_window_into_pieces)
+{
+    open_device(ATTN_DEVICE_ORDINAL, "4", 0);
+    struct attn_decode_params params = right_params();
+    params.batch = 1;
+    params.max_pages_per_seq = 1 << 20;
+    params.window = 8192;
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    // 4 pieces of 2048 keys have 128 leaves, 4 of 256 have 16; of 100 keys there are none of 256.
+    cr_expect_eq(last_launch()->args.block_runs, 128);
+    params.window = 300;
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(last_launch()->args.block_runs, 16);
+    params.window = 100;
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(last_launch()->args.block_runs, 8);
+}
+
+// Lanes against the blocks that run at a time, 132 here: at least three quarters of them are busy,
+// or there is work for most of two rounds.
+Test(launch, cuts_runs_for_the_blocks)
+{
+    static const int32_t cases[][2] = {
+        { 1, 132 }, { 4, 33 }, { 7, 18 }, { 40, 3 },  { 45, 5 },  { 50, 2 },
+        { 67, 3 },  { 90, 2 }, { 99, 1 }, { 132, 1 }, { 133, 1 }, { 500, 1 },
+    };
+    // One block to an SM.
+    fake.gpus[0].smem_optin = 100000;
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    struct attn_decode_params params = right_params();
+    params.head_dim = 256;
+    params.max_pages_per_seq = 10000;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const int32_t lanes = cases[i][0], items = lanes * cases[i][1];
+        params.num_q_heads = params.num_kv_heads = lanes;
+        cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+        cr_expect_eq(last_launch()->args.block_runs, cases[i][1], "%d lanes", lanes);
+        cr_expect_eq((int32_t) last_launch()->grid[0], items < 132 ? items : 132, "%d lanes",
+                     lanes);
+    }
+}
+
+// A batch that is served: its workspace is what a caller sets aside for good.
+Test(launch, needs_little_workspace)
+{
+    fake.gpus[0].smem_optin = 100000;
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    struct attn_decode_params params = right_params();
+    params.batch = 64;
+    params.head_dim = 256;
+    params.max_pages_per_seq = 131072 / 16;
+    const size_t bytes = workspace_of(&params);
+    // 64 x 2048 leaves for 33 runs of 3 warps in each lane, slots of 8 rows.
+    const size_t slots = (size_t) attn_decode_run_roots(1324, 3, 256, 8);
+    cr_expect_eq(bytes, 132 * 3 * slots * 8 * (256 + 2) * 4);
+    cr_expect_lt(bytes, 64 << 20);
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect(last_launch()->args.block_runs == 33 && last_launch()->grid[0] == 132);
 }
 
 // A smaller call never needs more than the shape it was sized by.
@@ -332,7 +525,7 @@ Test(launch, caps_the_grid)
     cr_expect_eq(last_launch()->grid[0], ATTN_DECODE_MAX_GRID);
     cr_expect_eq(last_launch()->args.max_keys, INT32_MAX);
 
-    // The limit of a test changes the grid alone, not the workspace.
+    // The limit of a test changes the grid and the runs, not the workspace.
     params = right_params();
     const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t unlimited, limited;
@@ -342,7 +535,278 @@ Test(launch, caps_the_grid)
     cr_expect_eq(limited, unlimited);
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     cr_expect_eq(last_launch()->grid[0], 4);
-    cr_expect_eq(last_launch()->args.runs, 1);
+    cr_expect_eq(last_launch()->args.block_runs, 1);
+}
+
+// What the last launch uses of the workspace, pieces left out.
+static size_t used_bytes(const int32_t warps, const int32_t rows, const int32_t head_dim)
+{
+    const struct attn_decode_args *const args = &last_launch()->args;
+    const size_t items = (size_t) args->block_runs * (size_t) args->lanes;
+    const size_t regions = args->block_runs > 1 ? items : last_launch()->grid[0];
+    return regions * (size_t) (warps * args->run_roots) * (size_t) rows * (size_t) (head_dim + 2) *
+           4;
+}
+
+static void expect_within(const struct attn_decode_params *const params, const int32_t rows)
+{
+    const int32_t warps = (int32_t) last_launch()->block[0] / 32;
+    const struct attn_decode_args *const args = &last_launch()->args;
+    const size_t before = (size_t) ((const char *) args->roots - (const char *) params->workspace);
+    const size_t used = before + used_bytes(warps, rows, params->head_dim);
+    cr_assert_leq(used, params->workspace_bytes,
+                  "%d x %d/%d heads of %d, %d pages, grid %u, %d runs of %d lanes", params->batch,
+                  params->num_q_heads, params->num_kv_heads, params->head_dim,
+                  params->max_pages_per_seq, last_launch()->grid[0], args->block_runs, args->lanes);
+}
+
+enum {
+    NUM_SIZES = 2 * 15 * 6
+};
+
+static struct attn_decode_params sized_params(const size_t i)
+{
+    static const int32_t kv_heads[] = { 1, 2, 3, 4, 5, 7, 8, 11, 20, 32, 45, 60, 90, 128, 600 };
+    static const int32_t batches[] = { 1, 2, 3, 17, 64, 1000 };
+    struct attn_decode_params params = right_params();
+    params.head_dim = i % 2 ? 64 : 256;
+    params.num_kv_heads = kv_heads[i / 2 % 15];
+    params.num_q_heads = params.num_kv_heads * (i % 3 ? 1 : 6);
+    params.batch = batches[i / 30];
+    params.max_pages_per_seq = 1 << (i * 7 % 15);
+    return params;
+}
+
+// On however few blocks, a call needs no more than on the whole chip.
+Test(launch, keeps_a_limited_grid_within_the_workspace)
+{
+    static const int32_t limits[] = { 1, 2, 5, 16, 48, 78, 119, 131 };
+    static const char *const policies[] = { "chunk", "1", "auto" };
+    for (size_t p = 0; p < 3; p++) {
+        size_t whole[NUM_SIZES];
+        open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
+        for (size_t i = 0; i < NUM_SIZES; i++) {
+            const struct attn_decode_params params = sized_params(i);
+            whole[i] = workspace_of(&params);
+        }
+        for (size_t l = 0; l < sizeof(limits) / sizeof(limits[0]); l++) {
+            open_device(ATTN_DEVICE_ORDINAL, policies[p], limits[l]);
+            for (size_t i = 0; i < NUM_SIZES; i++) {
+                struct attn_decode_params params = sized_params(i);
+                params.workspace_bytes = whole[i];
+                cr_assert_eq(workspace_of(&params), whole[i]);
+                cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s",
+                             attn_last_error());
+                cr_assert_leq(last_launch()->grid[0], (unsigned) limits[l]);
+                expect_within(&params, params.head_dim == 64 ? 16 : 8);
+            }
+        }
+    }
+}
+
+// A few blocks less make runs a little longer, which may be what needs one slot more in each.
+Test(launch, keeps_a_grid_that_is_almost_whole_within_the_workspace)
+{
+    fake.gpus[0].smem_optin = 100000;
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 131);
+    for (int32_t pages = 1; pages < 60000; pages += pages / 200 + 1) {
+        struct attn_decode_params params = right_params();
+        params.head_dim = 256;
+        params.num_q_heads = params.num_kv_heads = 1;
+        params.max_pages_per_seq = pages;
+        params.workspace_bytes = workspace_of(&params);
+        cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+        expect_within(&params, 8);
+    }
+}
+
+// Numbers of work are int32 in the kernel.
+Test(launch, refuses_more_than_it_can_count)
+{
+    struct attn_decode_params params = right_params();
+    params.num_q_heads = params.num_kv_heads = 4;
+    params.max_decode_seqs = INT32_MAX;
+    struct attn_decode_shape shape = attn_decode_shape_of(&params);
+    size_t bytes;
+    shape.batch = 1 << 29;
+    open_device(ATTN_DEVICE_ORDINAL, "chunk", 0);
+    cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
+    cr_expect(strstr(attn_last_error(), "2147483648 counters"), "%s", attn_last_error());
+    shape.batch--;
+    cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK, "%s", attn_last_error());
+    open_device(ATTN_DEVICE_ORDINAL, "2", 0);
+    cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
+    cr_expect(strstr(attn_last_error(), "with 2 pieces a sequence that is more than 536870912"),
+              "%s", attn_last_error());
+}
+
+// ---- K and V as tensors that the copy engine takes boxes of
+
+struct box_case {
+    enum attn_dtype kv;
+    int32_t head_dim;
+    // Of a row: lines, and columns of each.
+    uint32_t lines, columns;
+    int type, swizzle;
+};
+
+// Strides in elements.
+struct box_strides {
+    int64_t page, token, head;
+};
+
+static void expect_map(const struct fake_map *const map, const void *const pool,
+                       const struct attn_decode_params *const params,
+                       const struct box_case *const c, const struct box_strides *const s)
+{
+    const uint64_t size = attn_dtype_size(c->kv);
+    const uint64_t dims[FAKE_MAP_RANK] = { c->columns, (uint64_t) params->page_size, c->lines,
+                                           (uint64_t) params->num_kv_heads,
+                                           (uint64_t) params->num_pages };
+    const uint64_t strides[FAKE_MAP_RANK - 1] = { (uint64_t) s->token * size, c->columns * size,
+                                                  (uint64_t) s->head * size,
+                                                  (uint64_t) s->page * size };
+    const uint32_t box[FAKE_MAP_RANK] = { c->columns, ATTN_DECODE_GROUP, c->lines, 1, 1 };
+    cr_expect(map->address == pool && map->type == c->type && map->swizzle == c->swizzle,
+              "%s, head_dim %d: address %p, type %d, swizzle %d", attn_dtype_name(c->kv),
+              c->head_dim, map->address, map->type, map->swizzle);
+    for (int i = 0; i < FAKE_MAP_RANK; i++) {
+        cr_expect(map->dims[i] == dims[i] && map->box[i] == box[i],
+                  "%s, head_dim %d: dimension %d is %llu, its box %u", attn_dtype_name(c->kv),
+                  c->head_dim, i, (unsigned long long) map->dims[i], map->box[i]);
+        if (i + 1 < FAKE_MAP_RANK)
+            cr_expect_eq(map->strides[i], strides[i], "%s, head_dim %d: stride %d is %llu",
+                         attn_dtype_name(c->kv), c->head_dim, i,
+                         (unsigned long long) map->strides[i]);
+    }
+}
+
+// K with tokens outside heads, V with heads outside tokens and gaps between pages; then the other
+// way round.
+static void expect_boxes(const struct box_case *const c)
+{
+    struct attn_decode_params params = right_params();
+    params.kv_dtype = c->kv;
+    params.head_dim = c->head_dim;
+    params.page_size = 48;
+    const int64_t row = c->head_dim;
+    const struct box_strides nhd = { 48 * 4 * row, 4 * row, row };
+    const struct box_strides hnd = { 49 * 4 * row, row, 48 * row };
+    for (int swapped = 0; swapped < 2; swapped++) {
+        const struct box_strides *const k = swapped ? &hnd : &nhd, *const v = swapped ? &nhd : &hnd;
+        struct attn_decode_args args = { .splits = 1 };
+        params.k_page_stride = k->page;
+        params.k_token_stride = k->token;
+        params.k_head_stride = k->head;
+        params.v_page_stride = v->page;
+        params.v_token_stride = v->token;
+        params.v_head_stride = v->head;
+        fake.num_maps = 0;
+        attn_decode_set_boxes(device, &params, &args);
+        cr_assert(args.has_boxes && fake.num_maps == 2, "%s, head_dim %d: %d maps",
+                  attn_dtype_name(c->kv), c->head_dim, fake.num_maps);
+        expect_map(&fake.maps[0], params.k_pool, &params, c, k);
+        expect_map(&fake.maps[1], params.v_pool, &params, c, v);
+    }
+}
+
+// Of every type and width, with or without a row of the fake pack.
+Test(launch, describes_boxes)
+{
+    enum {
+        BYTES = ATTN_CU_TENSOR_UINT8,
+        HALVES = ATTN_CU_TENSOR_UINT16
+    };
+    static const struct box_case cases[] = {
+        { ATTN_DTYPE_FP16, 32, 1, 32, HALVES, ATTN_CU_SWIZZLE_64B },
+        { ATTN_DTYPE_BF16, 64, 1, 64, HALVES, ATTN_CU_SWIZZLE_128B },
+        { ATTN_DTYPE_BF16, 128, 2, 64, HALVES, ATTN_CU_SWIZZLE_128B },
+        { ATTN_DTYPE_BF16, 256, 4, 64, HALVES, ATTN_CU_SWIZZLE_128B },
+        { ATTN_DTYPE_BF16, 512, 8, 64, HALVES, ATTN_CU_SWIZZLE_128B },
+        { ATTN_DTYPE_E4M3, 32, 1, 32, BYTES, ATTN_CU_SWIZZLE_32B },
+        { ATTN_DTYPE_E4M3, 64, 1, 64, BYTES, ATTN_CU_SWIZZLE_64B },
+        { ATTN_DTYPE_E4M3, 128, 1, 128, BYTES, ATTN_CU_SWIZZLE_128B },
+        { ATTN_DTYPE_E4M3, 256, 2, 128, BYTES, ATTN_CU_SWIZZLE_128B },
+        { ATTN_DTYPE_E4M3, 512, 4, 128, BYTES, ATTN_CU_SWIZZLE_128B },
+    };
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) expect_boxes(&cases[i]);
+}
+
+// The launch happens either way.
+static void expect_launch(const struct attn_decode_params *const params, const bool has_boxes,
+                          const char *const what)
+{
+    const int launches = fake.num_launches;
+    cr_assert_eq(attn_decode(device, params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.num_launches, launches + 1);
+    cr_expect_eq(last_launch()->args.has_boxes, has_boxes, "%s, pages of %d", what,
+                 params->page_size);
+}
+
+// Of a call the strides left 0 are the dense ones by then.
+Test(launch, takes_boxes_where_groups_lie_in_one_page)
+{
+    static const struct box_case c = { ATTN_DTYPE_BF16,     64, 1, 64, ATTN_CU_TENSOR_UINT16,
+                                       ATTN_CU_SWIZZLE_128B };
+    static const int32_t cut[] = { 1, 8, 15, 17, 24, 40, 100 }, whole[] = { 16, 32, 48, 1024 };
+    struct attn_decode_params params = right_params();
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    for (size_t i = 0; i < sizeof(cut) / sizeof(cut[0]); i++) {
+        params.page_size = cut[i];
+        expect_launch(&params, false, "chunk");
+    }
+    cr_expect_eq(fake.num_maps, 0);
+    for (size_t i = 0; i < sizeof(whole) / sizeof(whole[0]); i++) {
+        params.page_size = whole[i];
+        const struct box_strides dense = { params.page_size * 4 * 64, 4 * 64, 64 };
+        fake.num_maps = 0;
+        expect_launch(&params, true, "chunk");
+        cr_assert_eq(fake.num_maps, 2);
+        expect_map(&fake.maps[0], AT(3), &params, &c, &dense);
+        expect_map(&fake.maps[1], AT(4), &params, &c, &dense);
+    }
+}
+
+// Pieces of a split count begin anywhere.
+Test(launch, takes_no_boxes_of_pieces)
+{
+    static const char *const split[] = { "2", "16", "auto" }, *const unsplit[] = { "1", "legacy" };
+    struct attn_decode_params params = right_params();
+    params.max_decode_seqs = 6;
+    for (size_t i = 0; i < sizeof(split) / sizeof(split[0]); i++) {
+        open_device(ATTN_DEVICE_ORDINAL, split[i], 0);
+        expect_launch(&params, false, split[i]);
+        cr_expect_gt(last_launch()->args.splits, 1);
+    }
+    for (size_t i = 0; i < sizeof(unsplit) / sizeof(unsplit[0]); i++) {
+        open_device(ATTN_DEVICE_ORDINAL, unsplit[i], 0);
+        expect_launch(&params, true, unsplit[i]);
+    }
+}
+
+Test(launch, does_without_boxes_that_the_driver_refuses)
+{
+    struct attn_decode_params params = right_params();
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    fake.fail_symbol = "cuTensorMapEncodeTiled";
+    fake.fail_code = ATTN_CU_ERROR_INVALID_VALUE;
+    fake.fail_at = 1;
+    expect_launch(&params, false, "K refused");
+    // Not asked about V after that: the next call is the second.
+    fake.fail_at = 3;
+    expect_launch(&params, false, "V refused");
+    cr_expect(fake.num_failed == 2 && fake.num_maps == 1);
+    fake.fail_symbol = NULL;
+    expect_launch(&params, true, "nothing refused");
+    // The copy engine's strides have 40 bits.
+    params.num_pages = 2;
+    params.k_page_stride = (int64_t) 1 << 39;
+    params.k_token_stride = 4 * 64;
+    params.k_head_stride = 64;
+    expect_launch(&params, false, "pages 2^40 bytes apart");
+    params.k_page_stride -= 8;
+    expect_launch(&params, true, "pages nearly 2^40 bytes apart");
 }
 
 Test(launch, plans_what_it_launches)

@@ -194,6 +194,29 @@ Test(splitk, sizes_the_workspace_as_listed)
     cr_expect_eq(attn_splitk_workspace_bytes(INT64_MIN, INT32_MIN), 0);
 }
 
+// What attn_decode relies on where it cuts sequences: pieces have room.
+Test(splitk, has_a_slot_for_each_piece)
+{
+    static const char *const policies[] = { "legacy", "auto", "2", "16" };
+    static const int32_t sms[] = { 1, 7, 48, 132, 148, 1000 };
+    for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
+        struct attn_splitk_policy policy;
+        cr_assert(attn_splitk_parse(policies[i], &policy));
+        for (size_t j = 0; j < sizeof(sms) / sizeof(sms[0]); j++)
+            for (int32_t heads = 1; heads <= 160; heads++)
+                for (int32_t most = 1; most <= 64; most++)
+                    for (int32_t rows = 1; rows <= most; rows += rows < 3 ? 1 : 9) {
+                        const int32_t splits =
+                            attn_splitk_num_splits(policy, sms[j], heads, rows, most);
+                        const int64_t slots =
+                            attn_splitk_workspace_slots(policy, sms[j], heads, rows);
+                        cr_assert(splits == 1 || (int64_t) rows * heads * splits <= slots,
+                                  "%s, %d SMs: %d x %d heads x %d pieces, %lld slots", policies[i],
+                                  sms[j], rows, heads, splits, (long long) slots);
+                    }
+    }
+}
+
 // Defined for every argument; the sanitizers of the CI see an overflow or a division by zero.
 Test(splitk, stays_in_range_for_hostile_arguments)
 {

@@ -9,12 +9,13 @@
 // added once, whatever the window and however the keys were cut into pieces.
 //
 // Numbers: scores and row sums in FP32 (the host executor: double), weights rounded to q's type
-// before they meet V, one division and one rounding at the end. With u = the unit roundoff of q's
-// type, A = sum_j p_j |v_j| and S = the largest scale * k_scale * sum_d |q_d k_d| over the attended
-// keys:
+// before they meet V (with E4M3 KV: to FP16), one division and one rounding at the end. With u =
+// the unit roundoff of q's type, A = sum_j p_j |v_j| and S = the largest scale * k_scale * sum_d
+// |q_d k_d| over the attended keys:
 //   |o - exact| <= u |exact| + (u + 2^-15 + 2^-21 S) A          |lse - exact| <= 2^-15 + 2^-21 S
-// (FP16 adds 2^-25 B + 2^-25, B = sum_j |v_j| / sum_j e^(s_j - max s).) The host executor meets
-// u |exact| + 2^-20 A.
+// FP16 adds 2^-25 B + 2^-25, B = sum_j |v_j| / sum_j e^(s_j - max s); BF16 q with E4M3 KV adds
+// 2^-39 B: what weights lose where FP16 has no smaller number. The host executor meets u |exact| +
+// 2^-20 A.
 //
 // NaN and infinity in an attended key or value, or in q, reach the output; those in other keys
 // never do. A score of -inf weighs 0. A sequence of length 0 gives o = 0 and lse = the sink, or
@@ -41,7 +42,7 @@ struct attn_decode_params {
     // num_q_heads is a multiple of num_kv_heads; query head h reads KV head h / (num_q_heads /
     // num_kv_heads).
     int32_t num_q_heads, num_kv_heads;
-    // 64, 128, 256 on a GPU; a multiple of 16 up to 512 on the host.
+    // On a GPU 64, 128, 256, 512, and with an FP16 q 32; on the host a multiple of 16 up to 512.
     int32_t head_dim;
     // Tokens of a page; any from 1 up.
     int32_t page_size;
@@ -136,6 +137,27 @@ struct attn_decode_shape {
     int32_t window;
     int32_t max_decode_seqs;
 };
+
+// The shape of a call, for the functions below.
+// Thread-safety: pure.
+static inline struct attn_decode_shape
+attn_decode_shape_of(const struct attn_decode_params *const params)
+{
+    struct attn_decode_shape shape;
+    shape.size = (uint32_t) sizeof(shape);
+    shape.q_dtype = params->q_dtype;
+    shape.kv_dtype = params->kv_dtype;
+    shape.batch = params->batch;
+    shape.q_len = params->q_len;
+    shape.num_q_heads = params->num_q_heads;
+    shape.num_kv_heads = params->num_kv_heads;
+    shape.head_dim = params->head_dim;
+    shape.page_size = params->page_size;
+    shape.max_pages_per_seq = params->max_pages_per_seq;
+    shape.window = params->window;
+    shape.max_decode_seqs = params->max_decode_seqs;
+    return shape;
+}
 
 // How a call of a shape would run.
 struct attn_decode_plan {

@@ -10,7 +10,12 @@
 //             the order in which they merge is a function of their index
 //
 // A count n cuts the attended range [start, len) into pieces of max(256, ceil((len - start) / n))
-// keys from `start` on, so at most n of them.
+// keys from `start` on, so at most n of them. attn_decode takes any
+// count; on a GPU chunk:N has to be that of the kernel (attn_decode_plan tells).
+//
+// GQA packing lets the query heads of a KV head share its loads. attn_decode always does under
+// chunk and where a sequence is cut into more than one piece; where a count is 1 it does if packing
+// is on and attn_gqa_pack_shape_ok. The bits are the same.
 #ifndef ATTN_SPLITK_H
 #define ATTN_SPLITK_H
 
@@ -92,8 +97,9 @@ ATTN_API int32_t attn_splitk_num_splits(struct attn_splitk_policy policy, int32_
                                         int32_t max_decode_seqs);
 
 // Slots of the split-K workspace for `rows` sequences: rows * num_q_heads * splits under auto and
-// pinned, max(sm_count, 1) under legacy, 0 under chunk (ask attn_decode_workspace). A slot is
-// (head_dim + 2) floats. INT64_MAX if the product does not fit; 0 for rows or heads below 1.
+// pinned, max(sm_count, 1) under legacy, 0 under chunk. A slot is (head_dim + 2) floats. Where
+// splits is above 1, and max_decode_seqs at least rows, every piece has one. INT64_MAX if the
+// product does not fit; 0 for rows or heads below 1. attn_decode_workspace tells what a call needs.
 // Thread-safety: pure.
 ATTN_API int64_t attn_splitk_workspace_slots(struct attn_splitk_policy policy, int32_t sm_count,
                                              int32_t num_q_heads, int32_t rows);

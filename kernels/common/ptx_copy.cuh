@@ -31,6 +31,70 @@ template <int PENDING> static __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// ---- barriers in shared memory. PTX ISA, "Parallel Synchronization and Communication
+// Instructions: mbarrier".
+
+static __device__ __forceinline__ void barrier_init(uint32_t s_barrier, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(s_barrier), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t s_barrier)
+{
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(s_barrier) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes as well.
+static __device__ __forceinline__ void barrier_arrive_expect(uint32_t s_barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(bytes)
+                 : "memory");
+}
+
+// Arrives once all copies (cp.async) that this thread has started are there.
+static __device__ __forceinline__ void cp_async_arrive(uint32_t s_barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(s_barrier) : "memory");
+}
+
+// Waits for the end of a phase: the first is 0, then 1, 0, ...
+static __device__ __forceinline__ void barrier_wait(uint32_t s_barrier, uint32_t phase)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(s_barrier),
+                 "r"(phase)
+                 : "memory");
+}
+
+// barrier.sync 1: of the first `threads` threads of the block. PTX ISA, "barrier".
+static __device__ __forceinline__ void barrier_sync(int threads)
+{
+    asm volatile("barrier.sync 1, %0;" ::"r"(threads) : "memory");
+}
+
+// What threads have written before, copies of boxes see, and the other way round. PTX ISA,
+// "membar/fence: fence.proxy".
+static __device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// cp.async.bulk.tensor: the box of a tensor map at column 0, row `row`, line 0, head `head`, page
+// `page`, into shared memory; its bytes are counted at the barrier. PTX ISA,
+// "cp.async.bulk.tensor".
+static __device__ __forceinline__ void copy_box(uint32_t s_target, const void *map,
+                                                uint32_t s_barrier, int row, int head, int page)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %2, %4, %5}], [%6];" ::"r"(s_target),
+                 "l"(map), "r"(0), "r"(row), "r"(head), "r"(page), "r"(s_barrier)
+                 : "memory");
+}
+
 // ld.global.nc with no allocation in L1, 16 bytes. PTX ISA, "ld.global.nc".
 static __device__ __forceinline__ uint4 ld_global_stream(const void *g_source)
 {

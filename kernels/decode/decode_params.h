@@ -6,7 +6,20 @@
 
 #include <stdint.h>
 
+// A CUtensorMap.
+struct attn_decode_map {
+#ifdef __cplusplus
+    alignas(64)
+#else
+    _Alignas(64)
+#endif
+        unsigned char bytes[128];
+};
+
 struct attn_decode_args {
+    // If has_boxes: K and V as tensors of columns of a line of at most 128 bytes, slots, lines of a
+    // row, heads, pages, with boxes of a line, ATTN_DECODE_GROUP slots, all lines, swizzled.
+    struct attn_decode_map k_map, v_map;
     const void *q;
     void *o;
     const void *k, *v;
@@ -16,14 +29,15 @@ struct attn_decode_args {
     float *lse;
     const float *k_scales, *v_scales;
     int32_t *fault;
-    // Pending blocks of the merge tree: a slice of `stack_levels` levels for each block of the
-    // grid.
-    float *stack;
-    // Roots of runs that hold a part of a sequence: for each (run, lane) `max_roots` for the
-    // sequence whose part starts the run or lies within it from the run's begin, then `max_roots`
-    // for the one that the run's end cuts off.
+    // Of each (block run, lane), or of each block if there is one block run: a region of warps *
+    // run_roots slots, each of attn_decode_slot_floats: blocks of the merge tree that wait, and
+    // those that others will merge.
     float *roots;
-    // Arrivals: one word for each (sequence, lane); 0 before and after.
+    // splits > 1: what pieces have given, [batch, num_q_heads, splits][head_dim + 2]: unnormalised
+    // o, m, l.
+    float *pieces;
+    // Arrivals; 0 before and after. If block_runs > 1, one word for each (piece, lane); then, if
+    // splits > 1, one for each (sequence, lane).
     int32_t *counters;
     int64_t q_stride;
     int64_t k_page_stride, k_token_stride, k_head_stride;
@@ -39,18 +53,22 @@ struct attn_decode_args {
     int32_t batch;
     int32_t num_q_heads, num_kv_heads;
     int32_t ratio;
-    // Row groups of a KV head: ceil(ratio / rows of the kernel).
-    int32_t row_groups;
+    // Query rows of a lane, at most the kernel's, and lanes of a KV head: ceil(ratio / group_rows).
+    int32_t group_rows, row_groups;
     int32_t window;
-    int32_t stack_levels;
-    // Runs that the leaves of all sequences are cut into, and lanes: num_kv_heads * row_groups.
-    int32_t runs, lanes;
-    // Of `runs`: see attn_decode_divide.
-    uint32_t runs_magic;
-    int32_t runs_shift;
-    // Leaves are counted in units of 2^min_shift at least: the largest count stays below 2^30.
+    // Pieces of a sequence, each a reduction of its own; 1: none.
+    int32_t splits;
+    uint32_t splits_magic;
+    int32_t splits_shift;
+    // num_kv_heads * row_groups.
+    int32_t lanes;
+    // A lane's leaves are cut into this many runs for blocks, each of which is cut for its warps.
+    int32_t block_runs;
+    // Slots of a warp.
+    int32_t run_roots;
+    // Leaves are counted in units of 2^min_shift: the largest count stays below 2^30.
     int32_t min_shift;
-    int32_t max_roots;
+    int32_t has_boxes;
     float scale;
     float softcap;
     float k_scale, v_scale;
@@ -78,47 +96,61 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
     return magic ? (uint32_t) ((uint64_t) number * magic >> 32) >> shift : number;
 }
 
-// Levels of the merge tree that a thread keeps in registers, at least.
-#define ATTN_DECODE_REGISTER_LEVELS 2
 // Blocks of a launch at most; work beyond is walked.
 #define ATTN_DECODE_MAX_GRID 512
+// Runs are cut at multiples of at least 2^-ATTN_DECODE_SNAP of the smaller of the run and the
+// sequence: so few aligned blocks of the tree are cut off.
+#define ATTN_DECODE_SNAP 3
+// Slots for the part of a sequence that begins before the run of a warp, of a block.
+#define ATTN_DECODE_WARP_HEAD 5
+#define ATTN_DECODE_BLOCK_HEAD 8
+// Slots that a block needs for the roots that its warps' come to.
+#define ATTN_DECODE_BLOCK_ROOTS 18
+// Keys of the smallest piece under a split count.
+#define ATTN_DECODE_MIN_PIECE 256
 
-// Floats of one level of one block's stack: of each row its o, m and l, as the threads hold them.
-// Thread: head_dim * rows / threads of o, then m and l for 2 columns of every 8 rows.
-static inline int64_t attn_decode_level_floats(int32_t head_dim, int32_t rows, int32_t warps)
+// Floats of a slot: o of each row, then m and l of each row.
+static inline int64_t attn_decode_slot_floats(int32_t head_dim, int32_t rows)
 {
-    return (int64_t) head_dim * rows + (int64_t) warps * 32 * (rows / 8) * 4;
+    return (int64_t) rows * (head_dim + 2);
 }
 
-// Levels above the registers that sequences of up to `keys` keys need with leaves of `tile` keys.
-static inline int32_t attn_decode_stack_levels(int64_t keys, int32_t tile)
+// Slots that a warp needs for a run of up to `leaves` leaves. Of the sequence that the run's end
+// cuts off wait blocks of distinct levels, the leftmost of any.
+static inline int32_t attn_decode_run_roots(int64_t leaves, int32_t warps, int32_t head_dim,
+                                            int32_t rows)
 {
-    int32_t levels = 0;
-    for (int64_t span = (int64_t) tile << ATTN_DECODE_REGISTER_LEVELS; span < keys; span *= 2)
-        levels++;
-    return levels;
+    // The lowest level waits elsewhere, and is a root only of short runs.
+    const int32_t elsewhere = rows == 8 && head_dim <= 256 && leaves >= 64;
+    const int64_t longest = leaves + (leaves >> ATTN_DECODE_SNAP) + 1;
+    int32_t levels = 1;
+    while (((int64_t) 1 << levels) - 1 <= longest) levels++;
+    const int32_t roots = ATTN_DECODE_WARP_HEAD + levels - elsewhere;
+    const int32_t least = (ATTN_DECODE_BLOCK_ROOTS + warps - 1) / warps;
+    return roots > least ? roots : least;
 }
 
-// Most aligned blocks that a stretch of the leaves of a sequence of up to `keys` keys falls into.
-static inline int32_t attn_decode_max_roots(int64_t keys, int32_t tile)
-{
-    const int64_t leaves = (keys + tile - 1) / tile;
-    int32_t levels = 0;
-    while ((int64_t) 1 << levels < leaves) levels++;
-    return leaves < 2 * levels ? (int32_t) leaves : 2 * levels;
-}
+// Keys of a tile of K or V.
+#define ATTN_DECODE_GROUP 16
 
-// Dynamic shared memory of a block, in bytes; decode.cu asserts that its struct smem has this size.
-static inline int32_t attn_decode_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile,
-                                             int32_t warps, int32_t stages)
+// Dynamic shared memory of a block, in bytes: of struct smem in config.cuh.
+#ifdef __cplusplus
+static constexpr int32_t
+#else
+static inline int32_t
+#endif
+attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t warps,
+                       int32_t stages)
 {
-    const int32_t ring = stages * tile * (head_dim + 8) * 2;
-    const int32_t p = rows * (tile + 8) * 2;
-    const int32_t offsets = 4 * tile * 2 * 8;
-    const int32_t visible = 8 * (tile / 32) * 4;
-    const int32_t reduce = 2 * warps * rows * 4;
-    const int32_t scan = warps * 4 + 32;
-    return ring + p + offsets + visible + reduce + scan;
+    const int32_t ring = warps * stages * ATTN_DECODE_GROUP * head_dim * kv_bytes;
+    // Queries that do not fit the registers.
+    const int32_t q =
+        rows * head_dim > (rows == 8 ? 2048 : 1024) ? warps * rows * head_dim * 2 : 16;
+    const int32_t level_0 = rows == 8 && head_dim <= 256 ? warps * rows * (head_dim + 2) * 4 : 16;
+    const int32_t barriers = warps * stages * 8;
+    // Sums of units, one a thread and one a warp; two cuts a warp; six words.
+    const int32_t schedule = warps * (32 + 1) * 4 + warps * 2 * 20 + 6 * 4;
+    return (ring + q + level_0 + barriers + schedule + 15) / 16 * 16;
 }
 
 #endif

@@ -95,9 +95,9 @@ void bench_case_free(struct bench_case *const made)
     memset(made, 0, sizeof(*made));
 }
 
-struct attn_decode_params bench_case_params(const struct bench_case *const from, const int32_t copy)
+// A call of the shape, without memory.
+static struct attn_decode_params make_params(const struct bench_shape *const shape)
 {
-    const struct bench_shape *const shape = from->shape;
     struct attn_decode_params params = ATTN_DECODE_PARAMS_INIT;
     params.q_dtype = shape->q_dtype;
     params.kv_dtype = shape->kv_dtype;
@@ -106,7 +106,16 @@ struct attn_decode_params bench_case_params(const struct bench_case *const from,
     params.num_kv_heads = shape->num_kv_heads;
     params.head_dim = shape->head_dim;
     params.page_size = shape->page_size;
-    params.max_pages_per_seq = from->columns;
+    params.max_pages_per_seq = shape_pages(shape->max_len, shape->page_size);
+    params.window = shape->window;
+    params.max_decode_seqs = shape->batch;
+    return params;
+}
+
+struct attn_decode_params bench_case_params(const struct bench_case *const from, const int32_t copy)
+{
+    const struct bench_shape *const shape = from->shape;
+    struct attn_decode_params params = make_params(shape);
     params.num_pages = from->block_pages;
     params.q = from->q;
     params.q_stride = (int64_t) shape->num_q_heads * shape->head_dim;
@@ -119,27 +128,13 @@ struct attn_decode_params bench_case_params(const struct bench_case *const from,
         from->host_tables + (size_t) copy * (size_t) shape->batch * (size_t) from->columns;
     params.seq_lens = shape->lens;
     params.scale = 1.0f / sqrtf((float) shape->head_dim);
-    params.window = shape->window;
-    params.max_decode_seqs = shape->batch;
     return params;
 }
 
 struct attn_decode_shape bench_shape_library(const struct bench_shape *const shape)
 {
-    return (struct attn_decode_shape){
-        .size = sizeof(struct attn_decode_shape),
-        .q_dtype = shape->q_dtype,
-        .kv_dtype = shape->kv_dtype,
-        .batch = shape->batch,
-        .q_len = 1,
-        .num_q_heads = shape->num_q_heads,
-        .num_kv_heads = shape->num_kv_heads,
-        .head_dim = shape->head_dim,
-        .page_size = shape->page_size,
-        .max_pages_per_seq = shape_pages(shape->max_len, shape->page_size),
-        .window = shape->window,
-        .max_decode_seqs = shape->batch,
-    };
+    const struct attn_decode_params params = make_params(shape);
+    return attn_decode_shape_of(&params);
 }
 
 int64_t bench_shape_pages(const struct bench_shape *const shape)

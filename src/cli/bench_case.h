@@ -7,6 +7,8 @@
 #include "attn/decode.h"
 #include "cli/random.h"
 
+#include <stdbool.h>
+
 struct bench_shape {
     char name[64];
     enum attn_dtype q_dtype, kv_dtype;
@@ -14,6 +16,8 @@ struct bench_shape {
     // [batch]; max_len is the largest.
     int32_t *lens;
     int32_t max_len;
+    // A step of a sweep: the shape before it in the list is its neighbour.
+    bool follows;
 };
 
 struct bench_case {

@@ -13,6 +13,8 @@
 #define RAGGED_MIN 128.0
 #define RAGGED_MAX 65536.0
 
+#define MAX_SWEPT_BATCH 256
+
 // Lengths of a given file: beyond that a pool no longer fits a GPU anyway.
 #define MAX_LEN (1 << 28)
 #define MAX_BATCH 65536
@@ -26,9 +28,23 @@ static int set_lens(struct bench_shape *const shape, const int32_t len)
     return 0;
 }
 
-static int make_ragged(struct bench_shape *const shape)
+// NULL if memory ran out.
+static struct bench_shape *add_empty(struct bench_shapes *const shapes)
+{
+    const size_t count = (size_t) shapes->count + 1;
+    struct bench_shape *const list = realloc(shapes->list, count * sizeof(*list));
+    if (!list) return NULL;
+    shapes->list = list;
+    shapes->count++;
+    memset(&list[count - 1], 0, sizeof(*list));
+    return &list[count - 1];
+}
+
+static int add_ragged(struct bench_shapes *const shapes)
 {
     struct random random = { 1 };
+    struct bench_shape *const shape = add_empty(shapes);
+    if (!shape) return -1;
     *shape = (struct bench_shape){
         .name = RAGGED_NAME,
         .q_dtype = ATTN_DTYPE_BF16,
@@ -48,29 +64,103 @@ static int make_ragged(struct bench_shape *const shape)
     return 0;
 }
 
-int bench_shapes_default(struct bench_shapes *const shapes, char *const why, const size_t why_size)
+static int add_shape(struct bench_shapes *const shapes, const struct decode_shape *const from,
+                     const bool follows)
+{
+    struct bench_shape *const to = add_empty(shapes);
+    if (!to) return -1;
+    *to = (struct bench_shape){
+        .q_dtype = from->q_dtype,
+        .kv_dtype = from->kv_dtype,
+        .batch = from->batch,
+        .num_q_heads = from->num_q_heads,
+        .num_kv_heads = from->num_kv_heads,
+        .head_dim = from->head_dim,
+        .page_size = from->page_size,
+        .window = from->window,
+        .follows = follows,
+    };
+    snprintf(to->name, sizeof(to->name), "%s", from->name);
+    return set_lens(to, from->len);
+}
+
+static int add_served(struct bench_shapes *const shapes)
+{
+    for (int i = 0; i < NUM_DECODE_SHAPES; i++)
+        if (add_shape(shapes, &decode_shapes[i], false)) return -1;
+    return add_ragged(shapes);
+}
+
+static int add_pages(struct bench_shapes *const shapes)
+{
+    static const int32_t page_sizes[] = { 64, 1, 2, 4, 8, 16, 48 };
+    for (size_t i = 0; i < sizeof(page_sizes) / sizeof(page_sizes[0]); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "32q8 d128 page %d, 64 x 8k", page_sizes[i]);
+        const struct decode_shape shape = {
+            name, 64, 32, 8, 128, page_sizes[i], 8192, 0, ATTN_DTYPE_BF16, ATTN_DTYPE_BF16
+        };
+        if (add_shape(shapes, &shape, false)) return -1;
+    }
+    return 0;
+}
+
+static int add_batch(struct bench_shapes *const shapes)
+{
+    int32_t step;
+    for (int32_t batch = 1; batch <= MAX_SWEPT_BATCH; batch += step) {
+        char name[64];
+        snprintf(name, sizeof(name), "32q8 d128, batch %d x 2k", batch);
+        const struct decode_shape shape = {
+            name, batch, 32, 8, 128, 16, 2048, 0, ATTN_DTYPE_BF16, ATTN_DTYPE_BF16
+        };
+        if (add_shape(shapes, &shape, batch > 1)) return -1;
+        step = batch < 16 ? 1 : batch / 8;
+        if (batch < MAX_SWEPT_BATCH && batch + step > MAX_SWEPT_BATCH)
+            step = MAX_SWEPT_BATCH - batch;
+    }
+    return 0;
+}
+
+static int add_ratio(struct bench_shapes *const shapes)
+{
+    for (int32_t ratio = 1; ratio <= 16; ratio++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%dq8 d128, ratio %d, 64 x 4k", 8 * ratio, ratio);
+        const struct decode_shape shape = {
+            name, 64, 8 * ratio, 8, 128, 16, 4096, 0, ATTN_DTYPE_BF16, ATTN_DTYPE_BF16
+        };
+        if (add_shape(shapes, &shape, ratio > 1)) return -1;
+    }
+    return 0;
+}
+
+// In the order of enum bench_set.
+static const struct {
+    const char *name;
+    int (*add)(struct bench_shapes *shapes);
+} sets[] = {
+    { "default", add_served }, { "pages", add_pages }, { "batch", add_batch },
+    { "ratio", add_ratio },    { "all", NULL },
+};
+
+bool bench_shapes_read_set(const char *const text, enum bench_set *const set)
+{
+    for (int i = 0; i <= BENCH_SET_ALL; i++) {
+        if (strcmp(text, sets[i].name)) continue;
+        *set = (enum bench_set) i;
+        return true;
+    }
+    return false;
+}
+
+int bench_shapes_make(struct bench_shapes *const shapes, const enum bench_set set, char *const why,
+                      const size_t why_size)
 {
     int result = 0;
-    shapes->count = NUM_DECODE_SHAPES + 1;
-    shapes->list = calloc((size_t) shapes->count, sizeof(*shapes->list));
-    if (!shapes->list) result = -1;
-    for (int i = 0; i < NUM_DECODE_SHAPES && !result; i++) {
-        const struct decode_shape *const from = &decode_shapes[i];
-        struct bench_shape *const to = &shapes->list[i];
-        *to = (struct bench_shape){
-            .q_dtype = ATTN_DTYPE_BF16,
-            .kv_dtype = ATTN_DTYPE_BF16,
-            .batch = from->batch,
-            .num_q_heads = from->num_q_heads,
-            .num_kv_heads = from->num_kv_heads,
-            .head_dim = from->head_dim,
-            .page_size = from->page_size,
-            .window = from->window,
-        };
-        snprintf(to->name, sizeof(to->name), "%s", from->name);
-        result = set_lens(to, from->len);
-    }
-    if (!result) result = make_ragged(&shapes->list[NUM_DECODE_SHAPES]);
+    memset(shapes, 0, sizeof(*shapes));
+    for (int i = 0; i < BENCH_SET_ALL && !result; i++)
+        if (set == BENCH_SET_ALL || i == (int) set) result = sets[i].add(shapes);
     if (result) {
         snprintf(why, why_size, "out of memory");
         bench_shapes_free(shapes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // A cold cache: calls go round over copies of the pages, so that what a call reads has left the L2
-// since. Calls are replayed from a CUDA graph, in turn with a graph of plain reads of as many
-// bytes.
+// since. Calls are replayed from a CUDA graph, in turn with a graph of plain reads: as many reads
+// as calls, each of as many bytes, going round over the same pages.
 #include "cli/bench_time.h"
 
 #include "cli/execute.h"
@@ -16,16 +16,26 @@
 
 // Copies together hold this many times what the L2 does.
 #define L2_MULTIPLE 4
-// Calls in a graph at least, replays before the first sample, and samples.
+// Calls in a graph: at least MIN_CALLS, and as many as read CHAIN_BYTES, so that what a replay
+// costs beside its calls is lost in it; MAX_CALLS will do for calls that read next to nothing.
 #define MIN_CALLS 8
+#define MAX_CALLS 1024
+#define CHAIN_BYTES 2e9
+// Replays before the first sample, and samples.
 #define WARM_UPS 3
 #define GPU_SAMPLES 31
 #define HOST_SAMPLES 5
+// Calls whose host time is taken.
+#define LAUNCH_SAMPLES 101
 // Rows checked at most; fewer where that many keys have been walked.
 #define MAX_ROWS 8
 #define MIN_ROWS 2
 #define MAX_KEYS (1 << 18)
 #define SEED 1
+
+enum {
+    CU_OUT_OF_MEMORY = 2,
+};
 
 static int compare_double(const void *const left, const void *const right)
 {
@@ -33,10 +43,16 @@ static int compare_double(const void *const left, const void *const right)
     return (a > b) - (a < b);
 }
 
-static void summarise(struct bench_times *const times, double *const samples, const int count)
+// Sorts the samples.
+static double take_median(double *const samples, const int count)
 {
     qsort(samples, (size_t) count, sizeof(*samples), compare_double);
-    times->median_us = samples[count / 2];
+    return samples[count / 2];
+}
+
+static void summarise(struct bench_times *const times, double *const samples, const int count)
+{
+    times->median_us = take_median(samples, count);
     times->p10_us = samples[count / 10];
     times->p90_us = samples[count - 1 - count / 10];
 }
@@ -64,6 +80,16 @@ static struct attn_decode_params pick_row(const struct attn_decode_params *const
     return row;
 }
 
+static double sum_squares(const void *const row, const int32_t count, const enum attn_dtype dtype)
+{
+    double sum = 0.0;
+    for (int32_t i = 0; i < count; i++) {
+        const double value = attn_load(row, i, dtype);
+        sum += value * value;
+    }
+    return sum;
+}
+
 // Compares rows of `o`, all copies' results, with the definition: the last row of the last copy,
 // then random ones.
 static int check_rows(const struct bench_case *const made, const char *const o,
@@ -76,6 +102,7 @@ static int check_rows(const struct bench_case *const made, const char *const o,
     struct random random = { SEED };
     size_t place = rows * (size_t) made->copies - 1;
     int64_t keys = 0;
+    double error_squares = 0.0, squares = 0.0;
     for (int i = 0; i < MAX_ROWS && (i < MIN_ROWS || keys < MAX_KEYS); i++) {
         const int32_t sequence = (int32_t) (place % rows / (size_t) shape->num_q_heads);
         const int32_t head = (int32_t) (place % (size_t) shape->num_q_heads);
@@ -96,10 +123,16 @@ static int check_rows(const struct bench_case *const made, const char *const o,
             return -1;
         }
         if (found.max_ratio > times->max_ratio) times->max_ratio = found.max_ratio;
+        // Rows are weighed by the result's size in place of the exact one: the same but for that
+        // row's error.
+        const double size = sum_squares(o + place * row_bytes, shape->head_dim, shape->q_dtype);
+        error_squares += found.relative_rms * found.relative_rms * size;
+        squares += size;
         times->rows_checked++;
         keys += shape->lens[sequence];
         place = random_below(&random, rows * (size_t) made->copies);
     }
+    if (squares > 0.0) times->relative_rms = sqrt(error_squares / squares);
     return 0;
 }
 
@@ -170,7 +203,7 @@ static int alloc_and_fill(struct session *const s)
     return result ? result : upload_repeated(s, s->pool + s->half, made->v_block);
 }
 
-static enum attn_status call_decode(const struct session *const s, const int32_t copy)
+static struct attn_decode_params make_params(const struct session *const s, const int32_t copy)
 {
     struct attn_decode_params params = bench_case_params(s->made, copy);
     params.num_pages = (int64_t) s->made->pages * s->made->copies;
@@ -184,6 +217,12 @@ static enum attn_status call_decode(const struct session *const s, const int32_t
     params.workspace = s->plan->workspace_bytes ? s->workspace : NULL;
     params.workspace_bytes = s->plan->workspace_bytes;
     params.counters = s->plan->num_counters ? s->counters : NULL;
+    return params;
+}
+
+static enum attn_status call_decode(const struct session *const s, const int32_t copy)
+{
+    const struct attn_decode_params params = make_params(s, copy);
     return attn_decode(s->device, &params, s->stream);
 }
 
@@ -199,7 +238,7 @@ static enum attn_status call_read(const struct session *const s, const int32_t c
 static int explain(const int driver, const enum attn_status status, char *const why,
                    const size_t why_size)
 {
-    if (driver == 2)
+    if (driver == CU_OUT_OF_MEMORY)
         snprintf(why, why_size, "out of GPU memory");
     else if (driver)
         snprintf(why, why_size, "the CUDA driver failed with error %d", driver);
@@ -235,12 +274,14 @@ static int capture(struct session *const s,
     return failed ? failed : explain(driver, ATTN_OK, why, why_size);
 }
 
-// Microseconds of one call in a replay of the graph.
+// Microseconds of one call in a replay of the graph. A replay before it keeps the GPU busy until
+// the host has enqueued the one that is timed.
 static int time_graph(const struct session *const s, struct gpu_graph *const graph,
                       double *const us)
 {
     float milliseconds = 0.0f;
-    int driver = gpu_timer_start(s->gpu, s->stream);
+    int driver = gpu_graph_launch(s->gpu, graph, s->stream);
+    if (!driver) driver = gpu_timer_start(s->gpu, s->stream);
     if (!driver) driver = gpu_graph_launch(s->gpu, graph, s->stream);
     if (!driver) driver = gpu_timer_stop(s->gpu, s->stream);
     if (!driver) driver = gpu_timer_read(s->gpu, &milliseconds);
@@ -263,6 +304,40 @@ static int sample_times(struct session *const s, struct bench_times *const times
     summarise(times, read + WARM_UPS, GPU_SAMPLES);
     times->limit_us = times->median_us;
     summarise(times, decode + WARM_UPS, GPU_SAMPLES);
+    return 0;
+}
+
+static double read_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double) now.tv_sec * 1e6 + (double) now.tv_nsec * 1e-3;
+}
+
+// Host time of a call on an idle stream; without params, of the smallest launch that there is.
+static int time_launch(const struct session *const s, const struct attn_decode_params *const params,
+                       double *const us, enum attn_status *const status)
+{
+    const double start = read_clock();
+    *status = params ? attn_decode(s->device, params, s->stream)
+                     : attn_bandwidth_probe(s->device, s->pool, 16, s->sink, s->stream);
+    *us = read_clock() - start;
+    return *status == ATTN_OK ? gpu_stream_sync(s->gpu, s->stream) : 0;
+}
+
+static int sample_launches(struct session *const s, struct bench_times *const times,
+                           char *const why, const size_t why_size)
+{
+    const struct attn_decode_params params = make_params(s, 0);
+    double decode[LAUNCH_SAMPLES], smallest[LAUNCH_SAMPLES];
+    for (int i = 0; i < LAUNCH_SAMPLES; i++) {
+        enum attn_status status;
+        int driver = time_launch(s, &params, &decode[i], &status);
+        if (!driver && status == ATTN_OK) driver = time_launch(s, NULL, &smallest[i], &status);
+        if (explain(driver, status, why, why_size)) return -1;
+    }
+    times->host_us = take_median(decode, LAUNCH_SAMPLES);
+    times->launch_us = take_median(smallest, LAUNCH_SAMPLES);
     return 0;
 }
 
@@ -289,22 +364,28 @@ static void close_session(struct session *const s)
     free(s->host_again);
 }
 
-static int run_session(struct session *const s, struct bench_times *const times, char *const why,
-                       const size_t why_size)
+static enum bench_result run_session(struct session *const s, struct bench_times *const times,
+                                     char *const why, const size_t why_size)
 {
     s->host_o = malloc(s->o_bytes * (size_t) s->made->copies + 1);
     s->host_again = malloc(s->o_bytes * (size_t) s->made->copies + 1);
     if (!s->host_o || !s->host_again) {
         snprintf(why, why_size, "out of memory");
-        return -1;
+        return BENCH_FAILED;
     }
     int driver = gpu_stream_create(s->gpu, &s->stream);
     if (!driver) driver = alloc_and_fill(s);
-    if (driver) return explain(driver, ATTN_OK, why, why_size);
-    if (run_once(s, why, why_size)) return -1;
-    if (check_rows(s->made, s->host_o, ATTN_CHECK_KERNEL, times, why, why_size)) return -1;
-    if (sample_times(s, times, why, why_size)) return -1;
-    return check_again(s, why, why_size);
+    if (driver == CU_OUT_OF_MEMORY) {
+        snprintf(why, why_size, "K and V of %.1f GB do not fit the GPU's memory",
+                 2e-9 * (double) s->half);
+        return BENCH_SKIPPED;
+    }
+    if (explain(driver, ATTN_OK, why, why_size) || run_once(s, why, why_size) ||
+        check_rows(s->made, s->host_o, ATTN_CHECK_KERNEL, times, why, why_size) ||
+        sample_times(s, times, why, why_size) || sample_launches(s, times, why, why_size) ||
+        check_again(s, why, why_size))
+        return BENCH_FAILED;
+    return BENCH_DONE;
 }
 
 // Sets of pages that hold L2_MULTIPLE times the L2 together; one if one alone does.
@@ -316,38 +397,52 @@ static int32_t count_copies(const struct bench_shape *const shape, const int l2_
     return copies < 2.0 ? 2 : copies > 4096.0 ? 4096 : (int32_t) copies;
 }
 
-static int start_case(const struct attn_device *const device, const struct bench_shape *const shape,
-                      const int32_t copies, struct bench_case *const made,
-                      struct attn_decode_plan *const plan, struct bench_times *const times,
-                      char *const why, const size_t why_size)
+// Whole rounds over the copies.
+static int32_t count_calls(const double bytes, const int32_t copies)
+{
+    const double wanted = fmin(fmax(MIN_CALLS, CHAIN_BYTES / bytes), MAX_CALLS);
+    return copies * (int32_t) ceil(wanted / copies);
+}
+
+static enum bench_result start_case(const struct attn_device *const device,
+                                    const struct bench_shape *const shape, const int32_t copies,
+                                    struct bench_case *const made,
+                                    struct attn_decode_plan *const plan,
+                                    struct bench_times *const times, char *const why,
+                                    const size_t why_size)
 {
     const struct attn_decode_shape wanted = bench_shape_library(shape);
     memset(times, 0, sizeof(*times));
     memset(made, 0, sizeof(*made));
-    if (explain(0, attn_decode_plan(device, &wanted, plan), why, why_size)) return -1;
+    const enum attn_status status = attn_decode_plan(device, &wanted, plan);
+    if (explain(0, status, why, why_size))
+        return status == ATTN_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED;
     snprintf(times->kernel, sizeof(times->kernel), "%s", plan->kernel);
     times->bytes = sum_bytes(shape, plan);
     times->copies = copies;
     if (bench_shape_pages(shape) * copies > INT32_MAX) {
         snprintf(why, why_size, "more than 2^31 - 1 pages");
-        return -1;
+        return BENCH_FAILED;
     }
-    if (!bench_case_make(made, shape, copies, SEED)) return 0;
+    if (!bench_case_make(made, shape, copies, SEED)) return BENCH_DONE;
     snprintf(why, why_size, "out of memory");
-    return -1;
+    return BENCH_FAILED;
 }
 
-int bench_on_gpu(struct attn_device *const device, struct gpu *const gpu,
-                 const struct bench_shape *const shape, struct bench_times *const times,
-                 char *const why, const size_t why_size)
+enum bench_result bench_on_gpu(struct attn_device *const device, struct gpu *const gpu,
+                               const struct bench_shape *const shape,
+                               struct bench_times *const times, char *const why,
+                               const size_t why_size)
 {
     struct attn_decode_plan plan = { .size = sizeof(plan) };
     struct gpu_description found;
     struct bench_case made;
-    const int driver = gpu_describe(gpu, &found);
-    if (driver) return explain(driver, ATTN_OK, why, why_size);
+    if (explain(gpu_describe(gpu, &found), ATTN_OK, why, why_size)) return BENCH_FAILED;
     const int32_t copies = count_copies(shape, found.l2_bytes);
-    if (start_case(device, shape, copies, &made, &plan, times, why, why_size)) return -1;
+    enum bench_result result =
+        start_case(device, shape, copies, &made, &plan, times, why, why_size);
+    if (result != BENCH_DONE) return result;
+    times->calls = count_calls(times->bytes, copies);
     struct session session = {
         .device = device,
         .gpu = gpu,
@@ -356,41 +451,37 @@ int bench_on_gpu(struct attn_device *const device, struct gpu *const gpu,
         .half = (size_t) copies * (size_t) made.pages * made.page_bytes,
         .o_bytes = (size_t) shape->batch * (size_t) shape->num_q_heads * (size_t) shape->head_dim *
                    attn_dtype_size(shape->q_dtype),
-        .calls = copies * ((MIN_CALLS + copies - 1) / copies),
+        .calls = times->calls,
     };
-    const int result = run_session(&session, times, why, why_size);
+    result = run_session(&session, times, why, why_size);
     close_session(&session);
     bench_case_free(&made);
     return result;
 }
 
-static double read_clock(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double) now.tv_sec * 1e6 + (double) now.tv_nsec * 1e-3;
-}
-
-int bench_on_host(struct attn_device *const device, const struct bench_shape *const shape,
-                  struct bench_times *const times, char *const why, const size_t why_size)
+enum bench_result bench_on_host(struct attn_device *const device,
+                                const struct bench_shape *const shape,
+                                struct bench_times *const times, char *const why,
+                                const size_t why_size)
 {
     struct attn_decode_plan plan = { .size = sizeof(plan) };
     struct bench_case made;
     double samples[HOST_SAMPLES];
-    int result = start_case(device, shape, 1, &made, &plan, times, why, why_size);
-    if (result) return result;
+    enum bench_result result = start_case(device, shape, 1, &made, &plan, times, why, why_size);
+    if (result != BENCH_DONE) return result;
     const struct attn_decode_params params = bench_case_params(&made, 0);
-    for (int i = 0; i < HOST_SAMPLES && !result; i++) {
+    for (int i = 0; i < HOST_SAMPLES && result == BENCH_DONE; i++) {
         struct execution execution;
         const double start = read_clock();
         if (execute_decode(device, NULL, &params, &execution, why, why_size) != ATTN_OK)
-            result = -1;
+            result = BENCH_FAILED;
         samples[i] = read_clock() - start;
-        if (!result && !i)
-            result = check_rows(&made, execution.o, ATTN_CHECK_HOST, times, why, why_size);
+        if (result == BENCH_DONE && !i &&
+            check_rows(&made, execution.o, ATTN_CHECK_HOST, times, why, why_size))
+            result = BENCH_FAILED;
         execution_free(&execution);
     }
-    if (!result) summarise(times, samples, HOST_SAMPLES);
+    if (result == BENCH_DONE) summarise(times, samples, HOST_SAMPLES);
     bench_case_free(&made);
     return result;
 }

@@ -13,19 +13,32 @@ struct bench_times {
     double median_us, p10_us, p90_us;
     // Of a kernel that only reads as many bytes, measured in turn with the above; 0 on the host.
     double limit_us;
+    // Median time the host spends in a call, and in the smallest launch that there is: a probe of
+    // 16 bytes. Neither waits for the GPU. 0 on the host.
+    double host_us, launch_us;
     // That the lengths make a call read and write.
     double bytes;
-    // Sets of pages used in turn.
-    int32_t copies;
-    // Rows compared with the definition, and the largest share of the error bound among them.
+    // Sets of pages used in turn, and calls in a graph; 0 on the host.
+    int32_t copies, calls;
+    // Rows compared with the definition, the largest share of the error bound among them, and
+    // rms(o - exact) / rms(exact) over all of them.
     int32_t rows_checked;
-    double max_ratio;
+    double max_ratio, relative_rms;
 };
 
-// Both: 0, or -1 and a sentence in `why`: it failed, or the result is beyond the error bound.
-int bench_on_gpu(struct attn_device *device, struct gpu *gpu, const struct bench_shape *shape,
-                 struct bench_times *times, char *why, size_t why_size);
-int bench_on_host(struct attn_device *device, const struct bench_shape *shape,
-                  struct bench_times *times, char *why, size_t why_size);
+enum bench_result {
+    BENCH_DONE,
+    // No kernel takes the shape, or it does not fit the GPU's memory.
+    BENCH_SKIPPED,
+    // Or the result is beyond the error bound.
+    BENCH_FAILED,
+};
+
+// Both: unless done, a sentence is in `why`.
+enum bench_result bench_on_gpu(struct attn_device *device, struct gpu *gpu,
+                               const struct bench_shape *shape, struct bench_times *times,
+                               char *why, size_t why_size);
+enum bench_result bench_on_host(struct attn_device *device, const struct bench_shape *shape,
+                                struct bench_times *times, char *why, size_t why_size);
 
 #endif

@@ -18,24 +18,6 @@ static void *alloc_aligned(const size_t bytes)
                : aligned_alloc(ALIGNMENT, (bytes / ALIGNMENT + 1) * ALIGNMENT);
 }
 
-static struct attn_decode_shape make_shape(const struct attn_decode_params *const params)
-{
-    return (struct attn_decode_shape){
-        .size = sizeof(struct attn_decode_shape),
-        .q_dtype = params->q_dtype,
-        .kv_dtype = params->kv_dtype,
-        .batch = params->batch,
-        .q_len = params->q_len,
-        .num_q_heads = params->num_q_heads,
-        .num_kv_heads = params->num_kv_heads,
-        .head_dim = params->head_dim,
-        .page_size = params->page_size,
-        .max_pages_per_seq = params->max_pages_per_seq,
-        .window = params->window,
-        .max_decode_seqs = params->max_decode_seqs,
-    };
-}
-
 size_t execute_pool_bytes(const struct attn_decode_params *const params)
 {
     return (size_t) params->num_pages * (size_t) params->k_page_stride *
@@ -181,7 +163,7 @@ enum attn_status execute_decode(struct attn_device *const device, struct gpu *co
                                 struct execution *const result, char *const why,
                                 const size_t why_size)
 {
-    const struct attn_decode_shape shape = make_shape(params);
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
     struct attn_decode_plan plan = { .size = sizeof(plan) };
     const size_t rows = (size_t) params->batch * (size_t) params->num_q_heads;
     memset(result, 0, sizeof(*result));

@@ -131,8 +131,11 @@ static void print_plan(const json_t *const plan)
     printf("  partition   policy %s: ", json_string_value(json_object_get(plan, "splitk_policy")));
     if (chunk)
         printf("pieces between absolute multiples of %d keys\n", chunk);
+    else if (splits > 1)
+        printf("at most %d pieces a sequence, of %d keys or more\n", splits,
+               ATTN_SPLITK_MIN_KEYS_PER_SPLIT);
     else if (splits)
-        printf("at most %d pieces a sequence\n", splits);
+        printf("whole sequences\n");
     else
         printf("by length\n");
     printf("  launch      %.0f blocks of %.0f threads, %.0f bytes of shared memory each\n",

@@ -15,10 +15,11 @@ enum {
 // Where the bound comes from (include/attn/decode.h states it): u |exact| is the rounding of o, u A
 // the rounding of P to q's type, 2^-15 A the FP32 sums and exponentials, and 2^-21 S A what an
 // error of 2^-21 S in a score (FP32 products and sums, scaled) does to its weight. FP16's P and o
-// have an absolute error where they are subnormal: 2^-25 B and 2^-25.
+// have an absolute error where they are subnormal: 2^-25 B and 2^-25. With E4M3 KV weights are FP16
+// under BF16 q, too, 2^14 times as large: 2^-39 B.
 struct limits {
-    double unit, smallest;
-    bool fp16, kernel;
+    double unit, smallest, weight;
+    bool kernel;
 };
 
 // Sums for the relative RMS, and the worst so far.
@@ -29,14 +30,17 @@ struct tally {
     bool has_misplaced;
 };
 
-static struct limits find_limits(enum attn_dtype q_dtype, enum attn_check_bound bound)
+static struct limits find_limits(enum attn_dtype q_dtype, enum attn_dtype kv_dtype,
+                                 enum attn_check_bound bound)
 {
     const bool fp16 = q_dtype == ATTN_DTYPE_FP16;
     const struct limits limits = {
         .unit = fp16 ? 0x1p-11 : 0x1p-8,
         // Half the smallest number: nothing rounded to the type can be nearer.
         .smallest = fp16 ? 0x1p-25 : 0x1p-134,
-        .fp16 = fp16,
+        .weight = fp16                          ? 0x1p-25
+                  : kv_dtype == ATTN_DTYPE_E4M3 ? 0x1p-39
+                                                : 0,
         .kernel = bound == ATTN_CHECK_KERNEL,
     };
     return limits;
@@ -54,7 +58,7 @@ static double bound_o(const struct limits *limits, const struct attn_reference_r
     if (!limits->kernel) return own + 0x1p-20 * row->weighted_abs[d];
     const double kernel =
         (limits->unit + 0x1p-15 + 0x1p-21 * row->score_size) * row->weighted_abs[d];
-    return own + kernel + (limits->fp16 ? 0x1p-25 * row->plain_abs[d] : 0);
+    return own + kernel + (limits->weight > 0 ? limits->weight * row->plain_abs[d] : 0);
 }
 
 // An FP32 lse can't be nearer than half its own step, 2^-24 of its size.
@@ -70,7 +74,7 @@ static double bound_lse(const struct limits *limits, const struct attn_reference
 // tell from 0 is 0 * infinity in a kernel, so NaN stands for infinity as well.
 static bool is_placed(const struct limits *limits, double value, double exact, double bound)
 {
-    const double largest = limits->fp16 ? 65520.0 : 0x1.FFp127;
+    const double largest = limits->unit < 0x1p-8 ? 65520.0 : 0x1.FFp127;
     if (exact != exact) return value != value;
     if (!is_finite(exact)) return value == exact || (limits->kernel && value != value);
     if (is_finite(value)) return true;
@@ -143,7 +147,7 @@ int attn_check_decode_expected(const struct attn_decode_params *params, const vo
 {
     double exact_o[MAX_HEAD_DIM], weighted[MAX_HEAD_DIM], plain[MAX_HEAD_DIM];
     struct attn_reference_row row = { .o = exact_o, .weighted_abs = weighted, .plain_abs = plain };
-    const struct limits limits = find_limits(params->q_dtype, bound);
+    const struct limits limits = find_limits(params->q_dtype, params->kv_dtype, bound);
     struct tally tally = { .check = check };
 
     memset(check, 0, sizeof(*check));

@@ -39,6 +39,10 @@ struct sum {
     bool with_bound;
 };
 
+#ifdef ATTN_MUTATION
+#include "tests/mutations/reference.h"
+#endif
+
 static void view_row(struct view *view, const struct attn_decode_params *params, int32_t sequence,
                      int32_t head)
 {
@@ -56,6 +60,9 @@ static void view_row(struct view *view, const struct attn_decode_params *params,
     attn_load_row(view->q, params->q,
                   sequence * params->q_stride + (int64_t) head * params->head_dim, params->head_dim,
                   params->q_dtype);
+#ifdef ATTN_MUTATION
+    mutate_view(view, sequence, head);
+#endif
 }
 
 // The page of an attended key; -1 if the table names none of the pool.
@@ -165,7 +172,10 @@ static void sum_keys(struct view *view, struct sum *sum)
     double scores[BLOCK_KEYS];
     int64_t pages[BLOCK_KEYS];
     for (int64_t first = view->start; first < view->len;) {
-        const int64_t edge = (first / BLOCK_KEYS + 1) * BLOCK_KEYS;
+        int64_t edge = (first / BLOCK_KEYS + 1) * BLOCK_KEYS;
+#ifdef ATTN_MUTATION
+        edge = mutate_edge(view, sum, first, edge);
+#endif
         const int64_t end = edge < view->len ? edge : view->len;
         rescale(sum, score_block(view, first, end, scores, pages, sum), view->params->head_dim);
         // Under a largest score of -inf every weight is 0, not e^NaN.

@@ -58,11 +58,18 @@ def needed(library):
     return {n for n in read_needed(library) if not SANITIZER.search(n) and not LOADER.match(n)}
 
 
-def check_ptxas(target, row, report, limit):
+# Bytes that a lane may spill: a wide head's sums alone take 64 or 128 registers, and what is kept
+# across the loop over leaves goes to local memory. Others may not spill at all.
+SPILLS = {256: 96, 512: 448}
+
+
+def check_ptxas(target, row, head_dim, report, limit):
     text = report.read_text(encoding="utf-8")
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]
     expect(spills, f"{target}: {report.name} says nothing of spills")
-    expect(not any(spills), f"{target}: {row} spills: {spills}")
+    allowed = SPILLS.get(head_dim, 0)
+    expect(max(spills, default=0) <= allowed,
+           f"{target}: {row} spills {spills} bytes, more than {allowed}")
     expect("C75" not in text, f"{target}: {report.name} has a C75xx line")
     used = [int(n) for n in re.findall(r"(\d+) bytes smem", text)]
     expect(all(n <= limit for n in used), f"{target}: {row} uses {used} bytes of {limit}")
@@ -86,9 +93,11 @@ def check_pack(root, target, fatbin_path, pack):
         b" -L /" not in fatbin_path.read_bytes(),
         f"{target}: the fatbin names folders that nvlink was to find libraries in",
     )
-    for row in rows:
+    for row, words in rows.items():
         report = fatbin_path.parent / f"{target}-{row}.ptxas"
-        check_ptxas(target, row, report, int(chip["smem_per_block"]))
+        head_dim = re.search(r"\bhead_dim=(\d+)", words)
+        check_ptxas(target, row, int(head_dim[1]) if head_dim else 0, report,
+                    int(chip["smem_per_block"]))
     if pack.suffix == ".so":
         size = pack.stat().st_size
         expect(

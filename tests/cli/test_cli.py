@@ -71,7 +71,9 @@ class Usage(Program):
                           ("plan", "decode", "--len", "5:1"), ("plan", "decode", "--policy", "maybe"),
                           ("plan", "decode", "--dtype", "e4m3"), ("sample", "decode"),
                           ("sample", "decode", "-o"), ("bench", "ctm"), ("bench", "--shape", "no such"),
-                          ("bench", "--device", "auto")):
+                          ("bench", "--device", "auto"), ("bench", "--set", "none"),
+                          ("bench", "--policy", "maybe"),
+                          ("bench", "--set", "all", "--shapes", "shapes.json")):
             done = self.expect(2, *arguments)
             self.assertEqual(done.stdout, "")
             self.assertIn("--help'", done.stderr)
@@ -426,7 +428,11 @@ class Bench(Program):
         found = json.loads(done.stdout)
         self.assertTrue(found["host_executor"])
         self.assertEqual([case["case"] for case in found["cases"]], ["tiny, one", "tiny, two"])
-        for case in found["cases"]:
+        for case, shape in zip(found["cases"], self.SHAPES):
+            self.assertEqual(case["shape"], {"window": 0, "q_dtype": "bf16", "kv_dtype": "bf16", **shape})
+            # Rounding to BF16 alone: between 2^-11 and half a step.
+            self.assertTrue(2 ** -11 < case["relative_rms"] < 2 ** -8, case)
+            self.assertEqual((case["host_us"], case["limit_gbs"]), (None, None))
             self.assertTrue(case["ok"] and case["us"] > 0 and case["rows_checked"] >= 2)
             self.assertLessEqual(case["us_p10"], case["us_p90"])
         text = self.expect(0, "bench", "--device", "host", "--shapes", path).stdout
@@ -437,10 +443,59 @@ class Bench(Program):
         self.assertEqual(row["case"], "tiny, two")
         self.assertTrue(row["commit"] and row["device"] == "host executor")
 
+    def test_a_policy_is_taken_and_named(self):
+        path = self.shapes(self.SHAPES)
+        for policy in ("chunk:64", "2", "legacy"):
+            done = self.expect(0, "bench", "--device", "host", "--shapes", path, "--policy", policy, "--json")
+            self.assertEqual(json.loads(done.stdout)["splitk_policy"], policy)
+
+    def test_a_shape_that_fails_leaves_the_rest(self):
+        path = self.shapes([dict(self.SHAPES[0], name="odd", head_dim=24), *self.SHAPES])
+        done = self.expect(1, "bench", "--device", "host", "--shapes", path, "--json")
+        self.assertRegex(done.stderr, "error: odd: .*24")
+        cases = json.loads(done.stdout)["cases"]
+        self.assertEqual([(case["ok"], case["skipped"]) for case in cases],
+                         [(False, False), (True, False), (True, False)])
+        self.assertIn("24", cases[0]["error"])
+
+    def test_on_the_gpu(self):
+        if not self.has_gpu():
+            self.skipTest("there is no GPU that fits a pack")
+        path = self.shapes([dict(self.SHAPES[0], name="odd", head_dim=48),
+                            dict(self.SHAPES[0], name="vast", batch=2048, len=1 << 20,
+                                 page_size=65536), *self.SHAPES])
+        done = self.expect(0, "bench", "--shapes", path, "--json")
+        self.assertRegex(done.stderr, "odd: skipped: .*48")
+        self.assertRegex(done.stderr, "vast: skipped: .*GB")
+        *skipped, one, two = json.loads(done.stdout)["cases"]
+        self.assertEqual([(case["ok"], case["skipped"]) for case in skipped], [(False, True)] * 2)
+        for case in (one, two):
+            self.assertTrue(case["ok"] and case["limit_gbs"] > 0, case)
+            self.assertTrue(0 < case["launch_us"] and 0 < case["host_us"], case)
+            self.assertEqual(case["calls"] % case["copies"], 0)
+
+    def test_a_sweep_compares_neighbours(self):
+        names = [name for name in self.expect(0, "bench", "--list", "--set", "batch").stdout.splitlines()
+                 if " 1 x " in name or " 2 x " in name or " 4 x " in name]
+        self.assertEqual(len(names), 3)
+        wanted = [part for name in names for part in ("--shape", name)]
+        found = json.loads(self.expect(0, "bench", "--device", "host", "--json", *wanted).stdout)
+        first, second, fourth = found["cases"]
+        growth, work = second["us"] / first["us"], second["bytes"] / first["bytes"]
+        self.assertAlmostEqual(second["step"], max(1, growth / work) if growth >= 1 else 1 / growth, places=9)
+        self.assertEqual(found["max_step"], second["step"])
+        # The neighbour of 4, which is 3, was not timed.
+        self.assertEqual((first["step"], fourth["step"]), (None, None))
+
     def test_list_needs_no_device(self):
-        names = self.expect(0, "bench", "--list").stdout.splitlines()
-        self.assertGreater(len(names), 10)
-        self.assertEqual(len(set(names)), len(names))
+        count = {}
+        for chosen in ("default", "pages", "batch", "ratio", "all"):
+            names = self.expect(0, "bench", "--list", "--set", chosen).stdout.splitlines()
+            self.assertEqual(len(set(names)), len(names))
+            count[chosen] = len(names)
+        self.assertEqual(count["all"], sum(count.values()) - count["all"])
+        self.assertEqual((count["pages"], count["ratio"]), (7, 16))
+        self.assertEqual(count["default"], len(self.expect(0, "bench", "--list").stdout.splitlines()))
 
     def test_shapes_that_are_wrong(self):
         for key, value in (("batch", 0), ("batch", 1.5), ("num_kv_heads", 3), ("len", [1]), ("len", -1),

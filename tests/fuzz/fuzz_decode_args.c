@@ -26,8 +26,10 @@ static _Alignas(256) uint16_t q[ROOM], o[ROOM], k[ROOM], v[ROOM];
 // One size for all that is small, so that each may stand for each.
 #define WORDS (MAX_BATCH * MAX_TABLE)
 static _Alignas(256) float floats[4][WORDS];
-static _Alignas(256) int32_t table[WORDS], lens[WORDS], fault[WORDS], counters[WORDS];
-static _Alignas(256) unsigned char workspace[1 << 20];
+static _Alignas(256) int32_t table[WORDS], lens[WORDS], fault[WORDS];
+// Of 16 pieces a sequence, and of the sequence.
+static _Alignas(256) int32_t counters[MAX_BATCH * MAX_HEADS * 17];
+static _Alignas(256) unsigned char workspace[1 << 24];
 
 static struct attn_device *open_device(const enum attn_device_kind kind, const char *const folder,
                                        const char *const policy)
@@ -62,6 +64,7 @@ static struct attn_decode_params right_params(void)
     params.lse = floats[0];
     params.workspace = workspace;
     params.workspace_bytes = sizeof(workspace);
+    params.counters = counters;
     params.max_decode_seqs = MAX_BATCH;
     return params;
 }

@@ -5,9 +5,12 @@
 
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // Kinds of rows, for their seeds.
 enum {
@@ -22,8 +25,34 @@ enum {
     ROW_TABLE
 };
 
+enum {
+    MAX_HELPERS = 31
+};
+
 // Scale and q . k that give -66855.55 for every key; two of them have an lse of -66854.86.
 static const float FAR_SCALE = 66855.55f;
+
+const struct decode_kind decode_kinds[NUM_DECODE_KINDS] = {
+    { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 64 },  { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 128 },
+    { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 256 }, { ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, 512 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 32 },  { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 64 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 128 }, { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 256 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 512 }, { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 64 },
+    { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 128 }, { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 256 },
+    { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 512 }, { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 32 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 64 },  { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 128 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 256 }, { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 512 },
+};
+
+void decode_case_set_kind(struct decode_case *c, const struct decode_kind *kind)
+{
+    c->q_dtype = kind->q_dtype;
+    c->kv_dtype = kind->kv_dtype;
+    c->head_dim = kind->head_dim;
+    if (kind->kv_dtype != ATTN_DTYPE_E4M3) return;
+    c->k_scale = 0.25f;
+    c->v_scale = 0.5f;
+}
 
 static int32_t id_of(const struct decode_case *c, int32_t sequence)
 {
@@ -104,7 +133,8 @@ static void fill_zeros(void *base, int64_t index, int32_t count, enum attn_dtype
 
 static bool is_flat(enum decode_fill fill)
 {
-    return fill == DECODE_FILL_MEAN || fill == DECODE_FILL_FAR || fill == DECODE_FILL_MINUS_INF;
+    return fill == DECODE_FILL_MEAN || fill == DECODE_FILL_BITS || fill == DECODE_FILL_FAR ||
+           fill == DECODE_FILL_MINUS_INF;
 }
 
 static void fill_q_row(const struct decode_case *c, int32_t id, int32_t head, void *base,
@@ -114,7 +144,8 @@ static void fill_q_row(const struct decode_case *c, int32_t id, int32_t head, vo
         fill_random(base, index, c->head_dim, c->q_dtype, row_seed(c, ROW_Q, id, 0, head), 3);
     } else {
         fill_zeros(base, index, c->head_dim, c->q_dtype);
-        if (c->fill != DECODE_FILL_MEAN) attn_store(base, index, c->q_dtype, 1);
+        const bool zero = c->fill == DECODE_FILL_MEAN || c->fill == DECODE_FILL_BITS;
+        if (!zero) attn_store(base, index, c->q_dtype, 1);
     }
     if (c->fill == DECODE_FILL_NAN_Q && head % 2 == 0) attn_store(base, index + 1, c->q_dtype, NAN);
 }
@@ -145,6 +176,21 @@ static double huge_value(enum attn_dtype dtype)
     return dtype == ATTN_DTYPE_BF16 ? 3e38 : dtype == ATTN_DTYPE_FP16 ? 65000 : 448;
 }
 
+// Of token t in column t % head_dim: a power of two that names it among those that share the
+// column.
+static double token_bit(int32_t head_dim, int32_t token)
+{
+    return ldexp(1, token / head_dim % 8);
+}
+
+double decode_bits_mean(int32_t head_dim, int32_t start, int32_t len, int32_t d)
+{
+    double sum = 0;
+    for (int32_t t = start; t < len; t++)
+        if (t % head_dim == d) sum += token_bit(head_dim, t);
+    return len > start ? sum / (len - start) : 0;
+}
+
 static void fill_v_row(const struct decode_case *c, int32_t id, int32_t token, int32_t special,
                        int32_t head, void *base, int64_t index)
 {
@@ -152,6 +198,11 @@ static void fill_v_row(const struct decode_case *c, int32_t id, int32_t token, i
     if (c->fill == DECODE_FILL_MEAN) {
         for (int32_t d = 0; d < c->head_dim; d++)
             attn_store(base, index + d, dtype, token % 32 == d % 32 ? 32 : 0);
+        return;
+    }
+    if (c->fill == DECODE_FILL_BITS) {
+        fill_zeros(base, index, c->head_dim, dtype);
+        attn_store(base, index + token % c->head_dim, dtype, token_bit(c->head_dim, token));
         return;
     }
     fill_random(base, index, c->head_dim, dtype, row_seed(c, ROW_V, id, token, head), 1);
@@ -232,20 +283,7 @@ static void set_params(struct decode_data *data)
 static enum attn_status size_zones(struct decode_data *data, const struct attn_device *device)
 {
     const struct attn_decode_params *const p = &data->params;
-    const struct attn_decode_shape shape = {
-        .size = (uint32_t) sizeof(shape),
-        .q_dtype = p->q_dtype,
-        .kv_dtype = p->kv_dtype,
-        .batch = p->batch,
-        .q_len = 1,
-        .num_q_heads = p->num_q_heads,
-        .num_kv_heads = p->num_kv_heads,
-        .head_dim = p->head_dim,
-        .page_size = p->page_size,
-        .max_pages_per_seq = p->max_pages_per_seq,
-        .window = p->window,
-        .max_decode_seqs = p->max_decode_seqs,
-    };
+    const struct attn_decode_shape shape = attn_decode_shape_of(p);
     struct attn_decode_plan plan = { .size = (uint32_t) sizeof(plan) };
     size_t workspace = 0;
     int32_t counters = 0;
@@ -279,32 +317,85 @@ static enum attn_status size_zones(struct decode_data *data, const struct attn_d
     return ATTN_OK;
 }
 
+// ---- all cores: the KV heads of all sequences are independent of each other
+
+struct crew {
+    const struct decode_data *data;
+    void (*work)(const struct crew *crew, int32_t sequence, int32_t kv_head);
+    // What checks are held to, and one of them for each KV head of each sequence.
+    enum attn_check_bound bound;
+    struct attn_check *checks;
+    atomic_int next;
+};
+
+static void *take_work(void *arg)
+{
+    struct crew *const crew = arg;
+    const int32_t heads = crew->data->params.num_kv_heads;
+    const int32_t items = crew->data->params.batch * heads;
+    int32_t i;
+    while ((i = atomic_fetch_add(&crew->next, 1)) < items) crew->work(crew, i / heads, i % heads);
+    return NULL;
+}
+
+// Threads that the case is worth, this one not counted.
+static int count_helpers(const struct decode_data *data)
+{
+    const struct attn_decode_params *const p = &data->params;
+    const int64_t width = (int64_t) p->max_pages_per_seq * p->page_size;
+    const int32_t *const lens = decode_image(data, DECODE_ZONE_LENS);
+    int64_t keys = 0;
+    for (int32_t b = 0; b < p->batch; b++) keys += lens[b] < width ? lens[b] : width;
+    const int64_t worth = (keys * p->num_q_heads * p->head_dim) >> 18;
+    const int64_t items = (int64_t) p->batch * p->num_kv_heads - 1;
+    const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+    const int64_t most = items < MAX_HELPERS ? items : MAX_HELPERS;
+    const int64_t useful = worth < cores ? worth : cores;
+    return (int) (useful < most ? useful : most);
+}
+
+static void share_work(struct crew *crew)
+{
+    pthread_t helpers[MAX_HELPERS];
+    const int wanted = count_helpers(crew->data);
+    int count = 0;
+    while (count < wanted && pthread_create(&helpers[count], NULL, take_work, crew) == 0) count++;
+    take_work(crew);
+    for (int i = 0; i < count; i++) pthread_join(helpers[i], NULL);
+}
+
 // ---- contents
 
-static void fill_sequence(struct decode_data *data, int32_t sequence)
+static void fill_token(const struct decode_data *data, const struct attn_decode_params *p,
+                       int32_t sequence, int32_t head, int32_t token, int32_t special)
 {
+    const struct decode_case *const c = &data->c;
+    const int32_t id = id_of(c, sequence);
+    const int64_t page =
+        p->block_table[(int64_t) sequence * p->max_pages_per_seq + token / c->page_size];
+    const int64_t slot = token % c->page_size;
+    const int64_t k_row =
+        page * p->k_page_stride + slot * p->k_token_stride + head * p->k_head_stride;
+    const int64_t v_row =
+        page * p->v_page_stride + slot * p->v_token_stride + head * p->v_head_stride;
+    void *const k = decode_image(data, DECODE_ZONE_K);
+    void *const v = c->layout == DECODE_LAYOUT_LAYER ? k : decode_image(data, DECODE_ZONE_V);
+    fill_k_row(c, id, token, special, head, k, data->k_offset + k_row);
+    fill_v_row(c, id, token, special, head, v, data->v_offset + v_row);
+}
+
+static void fill_head(const struct crew *crew, int32_t sequence, int32_t head)
+{
+    const struct decode_data *const data = crew->data;
     const struct decode_case *const c = &data->c;
     const struct attn_decode_params p = decode_data_params(data, data->image);
     const int32_t id = id_of(c, sequence), len = p.seq_lens[sequence];
-    const int32_t special = special_key(c, id, len);
-    for (int32_t h = 0; h < c->num_q_heads; h++)
+    const int32_t special = special_key(c, id, len), ratio = c->num_q_heads / c->num_kv_heads;
+    for (int32_t h = head * ratio; h < (head + 1) * ratio; h++)
         fill_q_row(c, id, h, decode_image(data, DECODE_ZONE_Q),
                    sequence * p.q_stride + (int64_t) h * c->head_dim);
-    void *const k = decode_image(data, DECODE_ZONE_K);
-    void *const v = c->layout == DECODE_LAYOUT_LAYER ? k : decode_image(data, DECODE_ZONE_V);
-    for (int32_t t = start_of(c, len); t < len; t++) {
-        const int64_t page =
-            p.block_table[(int64_t) sequence * p.max_pages_per_seq + t / c->page_size];
-        const int64_t slot = t % c->page_size;
-        for (int32_t h = 0; h < c->num_kv_heads; h++) {
-            const int64_t k_row =
-                page * p.k_page_stride + slot * p.k_token_stride + h * p.k_head_stride;
-            const int64_t v_row =
-                page * p.v_page_stride + slot * p.v_token_stride + h * p.v_head_stride;
-            fill_k_row(c, id, t, special, h, k, data->k_offset + k_row);
-            fill_v_row(c, id, t, special, h, v, data->v_offset + v_row);
-        }
-    }
+    for (int32_t t = start_of(c, len); t < len; t++)
+        fill_token(data, &p, sequence, head, t, special);
 }
 
 // Stale entries: ids of no page, or of a page that is poison or someone else's.
@@ -374,7 +465,8 @@ static int fill_image(struct decode_data *data)
     *(int32_t *) decode_image(data, DECODE_ZONE_FAULT) = INT32_MAX;
     if (fill_table(data)) return -1;
     fill_scalars(data);
-    for (int32_t b = 0; b < data->c.batch; b++) fill_sequence(data, b);
+    struct crew crew = { .data = data, .work = fill_head };
+    share_work(&crew);
     return 0;
 }
 
@@ -387,7 +479,7 @@ enum attn_status decode_data_build(struct decode_data **out, const struct decode
     data->c = *c;
     if (data->c.q_dtype == ATTN_DTYPE_NONE) data->c.q_dtype = ATTN_DTYPE_BF16;
     if (data->c.kv_dtype == ATTN_DTYPE_NONE) data->c.kv_dtype = data->c.q_dtype;
-    if (data->c.poison == 0) data->c.poison = 0x7F;
+    if (data->c.poison == 0) data->c.poison = 0xFF;
     set_params(data);
     enum attn_status status = size_zones(data, device);
     if (status != ATTN_OK) goto out;
@@ -458,13 +550,84 @@ enum attn_status decode_data_run_host(struct decode_data *data, struct attn_devi
     return attn_decode(device, &params, NULL);
 }
 
+// The call's part of one KV head of one sequence.
+static struct attn_decode_params part_of(const struct decode_data *data, int32_t sequence,
+                                         int32_t head)
+{
+    struct attn_decode_params p = decode_data_params(data, data->image);
+    const int32_t ratio = p.num_q_heads / p.num_kv_heads;
+    const int64_t kv_size = (int64_t) attn_dtype_size(p.kv_dtype);
+    const int64_t q = sequence * p.q_stride + (int64_t) head * ratio * p.head_dim;
+    p.q = (const uint8_t *) p.q + q * (int64_t) attn_dtype_size(p.q_dtype);
+    p.k_pool = (const uint8_t *) p.k_pool + head * p.k_head_stride * kv_size;
+    p.v_pool = (const uint8_t *) p.v_pool + head * p.v_head_stride * kv_size;
+    p.block_table += (int64_t) sequence * p.max_pages_per_seq;
+    p.seq_lens += sequence;
+    if (p.sinks) p.sinks += (int64_t) head * ratio;
+    if (p.k_scales) {
+        p.k_scales += head;
+        p.v_scales += head;
+    }
+    p.batch = p.num_kv_heads = 1;
+    p.num_q_heads = ratio;
+    return p;
+}
+
+static void check_head(const struct crew *crew, int32_t sequence, int32_t head)
+{
+    const struct decode_data *const data = crew->data;
+    const struct attn_decode_params *const all = &data->params;
+    const struct attn_decode_params p = part_of(data, sequence, head);
+    struct attn_check *const check = &crew->checks[(int64_t) sequence * all->num_kv_heads + head];
+    const int64_t row = (int64_t) sequence * all->num_q_heads + (int64_t) head * p.num_q_heads;
+    const size_t o = (size_t) (row * p.head_dim) * attn_dtype_size(p.q_dtype);
+    const float *const lse = decode_result(data, DECODE_ZONE_LSE);
+    // It allocates nothing, and so can't fail.
+    attn_check_decode(&p, (const uint8_t *) decode_result(data, DECODE_ZONE_O) + o,
+                      data->c.lse ? lse + row : NULL, crew->bound, check);
+    check->worst_sequence = sequence;
+    check->worst_head += head * p.num_q_heads;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+// Brings one KV head's check into that of the call. What failed is worse than any ratio.
+static void join_check(struct attn_check *to, const struct attn_check *from)
+{
+    const bool worse = from->failed > 0 && to->failed > 0 ? from->max_ratio > to->max_ratio
+                                                          : from->failed > to->failed;
+    if (worse || (to->failed == 0 && from->failed == 0 && from->max_ratio > to->max_ratio)) {
+        to->worst_sequence = from->worst_sequence;
+        to->worst_head = from->worst_head;
+        to->worst_dim = from->worst_dim;
+        to->worst_value = from->worst_value;
+        to->worst_exact = from->worst_exact;
+    }
+    to->compared += from->compared;
+    to->failed += from->failed;
+    to->lse_failed += from->lse_failed;
+    to->max_error = larger(to->max_error, from->max_error);
+    to->max_ratio = larger(to->max_ratio, from->max_ratio);
+    to->relative_rms = larger(to->relative_rms, from->relative_rms);
+    to->lse_max_error = larger(to->lse_max_error, from->lse_max_error);
+    to->lse_max_ratio = larger(to->lse_max_ratio, from->lse_max_ratio);
+}
+
 bool decode_data_check(const struct decode_data *data, enum attn_check_bound bound,
                        struct attn_check *check)
 {
-    const struct attn_decode_params params = decode_data_params(data, data->image);
-    const float *const lse = data->c.lse ? decode_result(data, DECODE_ZONE_LSE) : NULL;
-    return attn_check_decode(&params, decode_result(data, DECODE_ZONE_O), lse, bound, check) == 0 &&
-           check->failed == 0 && check->lse_failed == 0;
+    const size_t count = (size_t) data->params.batch * (size_t) data->params.num_kv_heads;
+    struct crew crew = { .data = data, .work = check_head, .bound = bound };
+    memset(check, 0, sizeof(*check));
+    crew.checks = calloc(count, sizeof(*crew.checks));
+    if (!crew.checks) return false;
+    share_work(&crew);
+    for (size_t i = 0; i < count; i++) join_check(check, &crew.checks[i]);
+    free(crew.checks);
+    return check->failed == 0 && check->lse_failed == 0;
 }
 
 bool decode_data_intact(const struct decode_data *data)
@@ -494,15 +657,23 @@ bool decode_data_equal(const struct decode_data *a, int32_t i, const struct deco
     return memcmp(lse_a + (size_t) i * lse, lse_b + (size_t) j * lse, lse) == 0;
 }
 
+static const char *name_type(enum attn_dtype dtype, enum attn_dtype otherwise)
+{
+    const enum attn_dtype given = dtype != ATTN_DTYPE_NONE ? dtype : otherwise;
+    return attn_dtype_name(given != ATTN_DTYPE_NONE ? given : ATTN_DTYPE_BF16);
+}
+
 const char *decode_case_text(const struct decode_case *c, char *text, size_t size)
 {
-    snprintf(
-        text, size,
-        "%s: batch %d, heads %d/%d, head_dim %d, page %d, len %d (kind %d), window %d, softcap %g, "
-        "scales %d, sinks %d, lse %d, layout %d, fused q %d, fill %d, seed %llu",
-        c->name ? c->name : "case", c->batch, c->num_q_heads, c->num_kv_heads, c->head_dim,
-        c->page_size, c->len, (int) c->lens, c->window, (double) c->softcap, c->scales, c->sinks,
-        c->lse, (int) c->layout, c->fused_q, (int) c->fill, (unsigned long long) c->seed);
+    snprintf(text, size,
+             "%s: q %s, KV %s, batch %d, heads %d/%d, head_dim %d, page %d, len %d (kind %d), "
+             "window %d, softcap %g, scales %d, sinks %d, lse %d, layout %d, fused q %d, fill %d, "
+             "seed %llu",
+             c->name ? c->name : "case", name_type(c->q_dtype, ATTN_DTYPE_BF16),
+             name_type(c->kv_dtype, c->q_dtype), c->batch, c->num_q_heads, c->num_kv_heads,
+             c->head_dim, c->page_size, c->len, (int) c->lens, c->window, (double) c->softcap,
+             c->scales, c->sinks, c->lse, (int) c->layout, c->fused_q, (int) c->fill,
+             (unsigned long long) c->seed);
     return text;
 }
 

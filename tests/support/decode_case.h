@@ -18,6 +18,8 @@ enum decode_fill {
     DECODE_FILL_PEAKED,
     // Scores 0: o is the mean of V, and V tells tokens apart so that a wrong edge shows.
     DECODE_FILL_MEAN,
+    // Scores 0, and V one bit a token: o tells which tokens were attended (see decode_bits_mean).
+    DECODE_FILL_BITS,
     // One element of V near the largest number of its type.
     DECODE_FILL_HUGE,
     // Every score is near -66855.
@@ -79,7 +81,8 @@ struct decode_case {
     // q is the first part of a fused row of Q, K and V.
     bool fused_q;
     enum decode_fill fill;
-    // Byte in unreferenced slots: 0x7F. 0xFF is NaN in every type as well.
+    // Byte in unreferenced slots, and in outputs and workspace before the call: 0xFF, which is NaN
+    // in every type. 0x7F is NaN in E4M3 and FP16, and a huge number in BF16 and FP32.
     uint8_t poison;
     // Columns of the table beyond the pages of the longest sequence.
     int32_t extra_columns;
@@ -105,6 +108,22 @@ enum decode_zone {
     DECODE_ZONE_FAULT,
     NUM_DECODE_ZONES,
 };
+
+// Types and head_dim: what a kernel is made for.
+struct decode_kind {
+    enum attn_dtype q_dtype, kv_dtype;
+    int32_t head_dim;
+};
+
+// Every kind that a GPU may serve.
+enum {
+    NUM_DECODE_KINDS = 18
+};
+extern const struct decode_kind decode_kinds[NUM_DECODE_KINDS];
+
+// Makes the case one of that kind. E4M3 gets k_scale 0.25 and v_scale 0.5, so that a scale that is
+// dropped or swapped shows.
+void decode_case_set_kind(struct decode_case *c, const struct decode_kind *kind);
 
 struct decode_data {
     struct decode_case c;
@@ -135,7 +154,7 @@ const void *decode_result(const struct decode_data *data, enum decode_zone zone)
 // Runs the call on a host device: result = what the image has become.
 enum attn_status decode_data_run_host(struct decode_data *data, struct attn_device *device);
 
-// Holds the result against the definition.
+// Holds the result against the definition, on all cores. relative_rms: the largest of a KV head's.
 bool decode_data_check(const struct decode_data *data, enum attn_check_bound bound,
                        struct attn_check *check);
 // True if nothing but outputs has changed, and the counters are 0.
@@ -145,6 +164,9 @@ int32_t decode_data_fault(const struct decode_data *data);
 // True if sequence i of a and sequence j of b have equal bits in o, and in lse if both have one.
 bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
                        int32_t j);
+
+// Under DECODE_FILL_BITS, o / v_scale in column d where [start, len) is attended.
+double decode_bits_mean(int32_t head_dim, int32_t start, int32_t len, int32_t d);
 
 // The case in words, with its seed; and what the check found.
 const char *decode_case_text(const struct decode_case *c, char *text, size_t size);

@@ -276,6 +276,34 @@ static attn_cu_result fake_launch_kernel(const attn_cu_function function, const 
         memcpy(&launch->read, args[0], sizeof(launch->read));
     else if (strncmp(launch->kernel, "decode_", 7) == 0)
         memcpy(&launch->args, args[0], sizeof(launch->args));
+    if (fake.run && fake.run(launch->kernel, grid_x, block_x, args[0]))
+        return ATTN_CU_ERROR_LAUNCH_FAILED;
+    return ATTN_CU_SUCCESS;
+}
+
+static attn_cu_result fake_tensor_map(void *const map, const int type, const uint32_t rank,
+                                      const void *const address, const uint64_t *const dims,
+                                      const uint64_t *const strides, const uint32_t *const box,
+                                      const uint32_t *const steps, const int interleave,
+                                      const int swizzle, const int promotion, const int fill)
+{
+    (void) promotion;
+    ENTER(tensor_map);
+    if ((uintptr_t) map % 64 || (uintptr_t) address % 16 || rank != FAKE_MAP_RANK || interleave ||
+        fill)
+        return ATTN_CU_ERROR_INVALID_VALUE;
+    struct fake_map *const made = &fake.maps[fake.num_maps++ % FAKE_MAX_MAPS];
+    *made = (struct fake_map){ .address = address, .type = type, .swizzle = swizzle };
+    for (uint32_t i = 0; i < rank; i++) {
+        if (dims[i] == 0 || box[i] == 0 || box[i] > 256 || steps[i] != 1)
+            return ATTN_CU_ERROR_INVALID_VALUE;
+        if (i + 1 < rank && (strides[i] % 16 || strides[i] >> 40))
+            return ATTN_CU_ERROR_INVALID_VALUE;
+        made->dims[i] = dims[i];
+        made->box[i] = box[i];
+        if (i + 1 < rank) made->strides[i] = strides[i];
+    }
+    memcpy(map, made, sizeof(*made));
     return ATTN_CU_SUCCESS;
 }
 
@@ -331,6 +359,7 @@ void fake_driver_install(void)
         .function_load = fake_function_load,
         .function_set = fake_function_set,
         .launch = fake_launch_kernel,
+        .tensor_map = fake_tensor_map,
         .memset_async = fake_memset_async,
     };
     fake = (struct fake_driver){

@@ -7,11 +7,13 @@
 #include "driver.h"
 #include "kernels/bench/read_params.h"
 #include "kernels/decode/decode_params.h"
+#include "tests/support/fake_map.h"
 
 #include <stdbool.h>
 
 #define FAKE_MAX_DEVICES 4
 #define FAKE_MAX_LAUNCHES 16
+#define FAKE_MAX_MAPS 16
 
 struct fake_gpu {
     const char *name;
@@ -39,6 +41,9 @@ struct fake_driver {
     const char *fail_symbol;
     int fail_at;
     attn_cu_result fail_code;
+    // Called for every launch of a decode kernel, if not NULL: 0 if it ran.
+    int (*run)(const char *kernel, unsigned grid, unsigned threads,
+               const struct attn_decode_args *args);
 
     // Kept by the driver.
     attn_cu_context current;
@@ -48,6 +53,8 @@ struct fake_driver {
     int memsets;
     attn_cu_deviceptr memset_address;
     size_t memset_count;
+    int num_maps;
+    struct fake_map maps[FAKE_MAX_MAPS];
     int num_launches;
     struct fake_launch launches[FAKE_MAX_LAUNCHES];
 };

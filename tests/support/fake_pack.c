@@ -42,6 +42,9 @@
 #ifndef FAKE_TILE
 #define FAKE_TILE 64
 #endif
+#ifndef FAKE_WARPS
+#define FAKE_WARPS 4
+#endif
 
 static const struct {
     uint32_t magic;
@@ -51,14 +54,28 @@ static const struct {
 } fatbin = { FAKE_MAGIC, 1, 16, FAKE_BODY, { 0 } };
 
 static const struct attn_pack_row rows[] = {
+#ifdef FAKE_EMULATED
+#define ROW(name, q, kv, head_dim, rows, max_ratio, tile, warps, stages) \
+    { #name, ATTN_ROW_DECODE, q, kv, head_dim, rows, max_ratio, tile, warps, stages, 1 },
+#include "emulated_rows.inc"
+#else
     { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
-      4, 3, 1 },
+      FAKE_WARPS, 3, 1 },
     { "decode_bf16_bf16_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 8, 8, FAKE_TILE,
       4, 2, 2 },
     { "decode_bf16_bf16_d128_wide", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 16, 0,
       FAKE_TILE, 4, 2, 2 },
+    { "decode_bf16_bf16_d256", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 256, 8, 8, FAKE_TILE,
+      3, 2, 3 },
+    { "decode_bf16_bf16_d512", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 512, 8, 0, FAKE_TILE,
+      2, 2, 4 },
+    { "decode_bf16_e4m3_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_E4M3, 128, 16, 0, FAKE_TILE,
+      4, 2, 5 },
+    { "decode_fp16_fp16_d32", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_FP16, 32, 16, 0, FAKE_TILE,
+      4, 2, 6 },
     { "decode_fp16_e4m3_d64", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_E4M3, 64, 16, 0, FAKE_TILE,
-      4, 3, 3 },
+      4, 3, 7 },
+#endif
     { .name = "read", .op = ATTN_ROW_READ, .warps = 8, .stages = 4 },
 };
 

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// A leaf of the tree, by one warp: S^T = K Q^T over 16 keys a group, weights, O^T = V^T P^T.
+#pragma once
+
+#include "decode/tree.cuh"
+
+// Of this lane: row lane % 16 of a group, piece lane / 16.
+static __device__ __forceinline__ uint32_t first_piece(const void *s_group)
+{
+    return shared_address(s_group) + piece_offset(lane_id() % 16, lane_id() / 16);
+}
+
+// The same of pieces 2 * pair and 2 * pair + 1, at `offset` from the group of s_piece. All of a
+// leaf come from few values of the xor.
+static __device__ __forceinline__ uint32_t pair_address(uint32_t s_piece, uint32_t offset, int pair)
+{
+    constexpr int LINE_PAIRS = LINE_PIECES / 2;
+    return (s_piece ^ (pair % LINE_PAIRS * 32)) + offset + pair / LINE_PAIRS * GROUP * LINE_BYTES;
+}
+
+// ---- queries
+
+struct query {
+    uint2 r[Q_IN_REGISTERS ? ROW_BLOCKS : 1][Q_IN_REGISTERS ? DIM_STEPS : 1];
+    const uint2 *s_q;
+    // What undoes the scaling of rows 2t and 2t + 1.
+    float unscale[ROW_BLOCKS][2];
+
+    __device__ __forceinline__ uint2 get(int n, int step) const
+    {
+        if constexpr (Q_IN_REGISTERS)
+            return r[n][step];
+        else
+            return s_q[(n * DIM_STEPS + step) * 32 + lane_id()];
+    }
+};
+
+// Two neighbouring columns of a row of q.
+static __device__ __forceinline__ uint32_t load_pair(const uint16_t *g_row, int column, bool is_row)
+{
+    return is_row ? __ldg(reinterpret_cast<const uint32_t *>(g_row + column)) : 0;
+}
+
+// The exponent field of the larger of two BF16 values; of infinity and NaN: 0.
+static __device__ __forceinline__ uint32_t largest_exponent(uint32_t pair)
+{
+    const uint32_t low = pair >> 7 & 0xFF, high = pair >> 23 & 0xFF;
+    return max(low == 0xFF ? 0 : low, high == 0xFF ? 0 : high);
+}
+
+static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float factor)
+{
+    return pack_f16(__uint_as_float(pair << 16) * factor,
+                    __uint_as_float(pair & 0xFFFF0000u) * factor);
+}
+
+// Fragments of `num_rows` rows from query head `first_head` on. The columns of a step that lane t
+// has are those that it has of K: 2t, 2t + 1, 2t + 8, 2t + 9; E4M3: 4t .. 4t + 3.
+static __device__ __forceinline__ void load_query(const attn_decode_args &args, int32_t sequence,
+                                                  int32_t first_head, int32_t num_rows, uint2 *s_q,
+                                                  query &q)
+{
+    const int lane = rare_lane_id(), g = lane / 4, t = lane % 4;
+    q.s_q = s_q;
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        const bool is_row = n * 8 + g < num_rows;
+        const uint16_t *const g_row = static_cast<const uint16_t *>(args.q) +
+                                      sequence * args.q_stride +
+                                      (int64_t) (first_head + n * 8 + g) * HEAD_DIM;
+        constexpr int GAP = KV_IS_E4M3 ? 2 : 8;
+        const int column = KV_IS_E4M3 ? t * 4 : t * 2;
+        float factor = 1.0f;
+        if constexpr (SCALE_Q) {
+            uint32_t exponent = 0;
+#pragma unroll
+            for (int step = 0; step < DIM_STEPS; step++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    exponent =
+                        max(exponent, largest_exponent(
+                                          load_pair(g_row, step * 16 + column + i * GAP, is_row)));
+            exponent = max(exponent, __shfl_xor_sync(~0u, exponent, 1));
+            exponent = max(exponent, __shfl_xor_sync(~0u, exponent, 2));
+            // The largest becomes 2^14 .. 2^15, as far as 2^126 goes.
+            const int32_t log = min(127 + 14 - (int32_t) exponent, 126);
+            factor = __uint_as_float((uint32_t) (127 + log) << 23);
+            const float undo = __uint_as_float((uint32_t) (127 - log) << 23);
+#pragma unroll
+            for (int c = 0; c < 2; c++) q.unscale[n][c] = __shfl_sync(~0u, undo, (t * 2 + c) * 4);
+        }
+#pragma unroll
+        for (int step = 0; step < DIM_STEPS; step++) {
+            uint2 pair = make_uint2(load_pair(g_row, step * 16 + column, is_row),
+                                    load_pair(g_row, step * 16 + column + GAP, is_row));
+            if constexpr (SCALE_Q)
+                pair = make_uint2(scale_pair(pair.x, factor), scale_pair(pair.y, factor));
+            if constexpr (Q_IN_REGISTERS)
+                q.r[n][step] = pair;
+            else
+                s_q[(n * DIM_STEPS + step) * 32 + lane] = pair;
+        }
+    }
+}
+
+// ---- scores
+
+static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1)
+{
+    if constexpr (MMA_IS_BF16)
+        mma_bf16(c, a, b0, b1);
+    else
+        mma_f16(c, a, b0, b1);
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    return MMA_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+
+// A pair of steps of K: rows and columns of the MMA's A from what ldmatrix gives.
+static __device__ __forceinline__ void load_k(uint32_t s_piece, uint32_t offset, int pair,
+                                              uint32_t (&a)[2][4])
+{
+    uint32_t r[4];
+    ldmatrix_x4(r, pair_address(s_piece, offset, pair));
+    if constexpr (KV_IS_E4M3) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            a[i][0] = unpack_e4m3(r[i * 2]);
+            a[i][1] = unpack_e4m3(r[i * 2 + 1]);
+            a[i][2] = unpack_e4m3(r[i * 2] >> 16);
+            a[i][3] = unpack_e4m3(r[i * 2 + 1] >> 16);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[0][i] = r[i];
+    }
+}
+
+// Scores of a group, not scaled yet.
+static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_piece, uint32_t offset,
+                                                  float (&sum)[ROW_BLOCKS][4])
+{
+    // Two chains of MMAs, even and odd steps, halve the latency.
+    constexpr int PAIRS = PIECES / 2, PAIR_STEPS = DIM_STEPS / PAIRS;
+    float odd[ROW_BLOCKS][4] = {};
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; pair++) {
+        uint32_t a[2][4];
+        load_k(s_piece, offset, pair, a);
+#pragma unroll
+        for (int i = 0; i < PAIR_STEPS; i++)
+#pragma unroll
+            for (int n = 0; n < ROW_BLOCKS; n++) {
+                const int step = pair * PAIR_STEPS + i;
+                const uint2 b = q.get(n, step);
+                multiply(step % 2 ? odd[n] : sum[n], a[i], b.x, b.y);
+            }
+    }
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[n][i] += odd[n][i];
+}
+
+static __device__ __forceinline__ float cap_score(float x, float cap, float inverse_cap)
+{
+    // tanh by exp, but by its series near 0, where 1 - 2 / (e^2y + 1) would cancel.
+    const float y = x * inverse_cap;
+    const float z = y * y;
+    const float series =
+        y * (1.0f + z * (-1.0f / 3 + z * (2.0f / 15 + z * (-17.0f / 315 + z * (62.0f / 2835)))));
+    const float large = 1.0f - 2.0f * rcp(ex2(2.0f * LOG2_E * y) + 1.0f);
+    return cap * (fabsf(y) < 0.25f ? series : large);
+}
+
+// Of a lane: keys g and g + 8 of each group, rows 2t and 2t + 1.
+using scores = float[GROUPS][ROW_BLOCKS][4];
+
+// What turns a product into a score in units of log2.
+struct scaling {
+    // Natural units if there is a softcap.
+    float scale;
+    // 1 / softcap.
+    float inverse_cap;
+};
+
+static __device__ __forceinline__ scaling scaling_of(const attn_decode_args &args, int32_t kv_head)
+{
+    scaling by;
+    by.scale = args.scale * (args.k_scales ? __ldg(args.k_scales + kv_head) : args.k_scale);
+    if (!(args.softcap > 0)) by.scale *= LOG2_E;
+#if ATTN_MUTATION == 23
+    if (args.group_rows == 1) by.scale *= 1.0001f;
+#endif
+    by.inverse_cap = args.softcap > 0 ? __fdiv_rn(1.0f, args.softcap) : 0.0f;
+    return by;
+}
+
+static __device__ __forceinline__ void scale_scores(const attn_decode_args &args, const scaling &by,
+                                                    const query &q, scores &r_s)
+{
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if constexpr (SCALE_Q) r_s[g][n][i] *= q.unscale[n][i % 2];
+                r_s[g][n][i] *= by.scale;
+            }
+    if (!(args.softcap > 0)) return;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                r_s[g][n][i] = cap_score(r_s[g][n][i], args.softcap, by.inverse_cap) * LOG2_E;
+}
+
+// Masks the scores of a leaf; m, l, and the weights, packed for the MMA: of key pairs
+// 2t and 2t + 8 of each group, row g.
+static __device__ __forceinline__ void weigh(const attn_decode_args &args, const scaling &by,
+                                             const query &q, const uint32_t (&visible)[LANE_KEYS],
+                                             scores &r_s, uint32_t (&p)[GROUPS][ROW_BLOCKS][2],
+                                             block<DIM_STEPS> &b)
+{
+    // Bits of this lane's keys, as if it were lane 0.
+    uint32_t own[LANE_KEYS];
+#pragma unroll
+    for (int j = 0; j < LANE_KEYS; j++) own[j] = visible[j] >> (lane_id() / 4);
+    scale_scores(args, by, q, r_s);
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        float m[2] = { -INFINITY, -INFINITY };
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t bit = 1u << (g % 2 * 16 + i / 2 * 8);
+                if (!(own[g / 2] & bit)) r_s[g][n][i] = -INFINITY;
+                m[i % 2] = max_nan(m[i % 2], r_s[g][n][i]);
+            }
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+#pragma unroll
+            for (int delta = 4; delta < 32; delta *= 2)
+                m[c] = max_nan(m[c], __shfl_xor_sync(~0u, m[c], delta));
+
+        float l[2] = { 0.0f, 0.0f };
+        const float base[2] = { finite_or_zero(m[0]) + SHIFT, finite_or_zero(m[1]) + SHIFT };
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            float w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) w[i] = ex2(r_s[g][n][i] - base[i % 2]);
+            l[0] += w[0] + w[2];
+            l[1] += w[1] + w[3];
+            p[g][n][0] = movmatrix_trans(pack(w[0], w[1]));
+            p[g][n][1] = movmatrix_trans(pack(w[2], w[3]));
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+#pragma unroll
+            for (int delta = 4; delta < 32; delta *= 2) l[c] += __shfl_xor_sync(~0u, l[c], delta);
+            b.m[n][c] = m[c];
+            b.l[n][c] = l[c];
+        }
+    }
+}
+
+// ---- sums
+
+// A pair of pieces of V, transposed: 16-bit types: one step of the MMA's A; E4M3: two.
+static __device__ __forceinline__ void load_v(uint32_t s_piece, uint32_t offset, int pair,
+                                              uint32_t (&a)[2][4])
+{
+    uint32_t r[4];
+    ldmatrix_x4_trans(r, pair_address(s_piece, offset, pair));
+    if constexpr (KV_IS_E4M3) {
+        // A register has columns 2g and 2g + 1 of a key, then of the next key.
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t sorted = __byte_perm(r[i * 2 + half], 0, 0x3120);
+                a[i][half * 2] = unpack_e4m3(sorted);
+                a[i][half * 2 + 1] = unpack_e4m3(sorted >> 16);
+            }
+    } else {
+        a[0][0] = r[0], a[0][1] = r[2], a[0][2] = r[1], a[0][3] = r[3];
+    }
+}
+
+// Zeros where rows of V are not attended: what a box has brought along there may be NaN.
+static __device__ __forceinline__ void clear_rows(unsigned char *s_group, uint32_t visible)
+{
+#pragma unroll 1
+    for (uint32_t rest = ~visible & 0xFFFF; rest; rest &= rest - 1) {
+        const int row = __ffs(rest) - 1;
+        for (int piece = lane_id(); piece < PIECES; piece += 32)
+            *reinterpret_cast<uint4 *>(s_group + piece_offset(row, piece)) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async();
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void multiply_v(const uint32_t (&p)[ROW_BLOCKS][2],
+                                                  uint32_t s_piece, uint32_t offset,
+                                                  block<DIM_STEPS> &b)
+{
+    constexpr int PAIRS = PIECES / 2, PAIR_STEPS = DIM_STEPS / PAIRS;
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; pair++) {
+        uint32_t a[2][4];
+        load_v(s_piece, offset, pair, a);
+#pragma unroll
+        for (int i = 0; i < PAIR_STEPS; i++)
+#pragma unroll
+            for (int n = 0; n < ROW_BLOCKS; n++)
+                multiply(b.o[pair * PAIR_STEPS + i][n], a[i], p[n][0], p[n][1]);
+    }
+}

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// What becomes of a reduced piece: o and lse, or, under a split count, a part of them.
+#pragma once
+
+#include "decode/tree.cuh"
+
+// The query rows of a lane.
+struct rows {
+    int32_t lane, kv_head;
+    int32_t first_head, num_rows;
+};
+
+static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, int32_t lane)
+{
+    rows r;
+    r.lane = lane;
+    r.kv_head = lane / args.row_groups;
+    const int32_t row = (lane - r.kv_head * args.row_groups) * args.group_rows;
+    r.first_head = r.kv_head * args.ratio + row;
+    r.num_rows = min(args.group_rows, args.ratio - row);
+    return r;
+}
+
+// Two neighbouring columns of a head's output.
+static __device__ __forceinline__ void store_pair(const attn_decode_args &args, int32_t sequence,
+                                                  const rows &r, int row, int column, uint32_t pair)
+{
+    if (row >= r.num_rows) return;
+    const int64_t head = (int64_t) sequence * args.num_q_heads + r.first_head + row;
+    *reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(args.o) + head * HEAD_DIM + column) =
+        pair;
+}
+
+static __device__ __forceinline__ uint32_t pack_output(float low, float high)
+{
+    return Q_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
+}
+
+// Steps `first_step` .. of the output: brings in the sink, divides, rounds. Whole warps.
+template <int STEPS>
+static __device__ __forceinline__ void store_output(const attn_decode_args &args, int32_t sequence,
+                                                    const rows &r, int first_step, block<STEPS> &b)
+{
+    const int lane = rare_lane_id(), g = lane / 4, t = lane % 4;
+    const float v_scale = args.v_scales ? __ldg(args.v_scales + r.kv_head) : args.v_scale;
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int row = n * 8 + t * 2 + c;
+            const bool is_row = row < r.num_rows;
+            const int64_t head = r.first_head + row;
+            const float sink = is_row && args.sinks ? __ldg(args.sinks + head) * LOG2_E : -INFINITY;
+            const float m = max_nan(b.m[n][c], sink);
+            const float base = finite_or_zero(m);
+            const float weight = ex2(b.m[n][c] - base);
+            const float sum = __fmaf_rn(b.l[n][c], weight, ex2(sink - base - SHIFT));
+            const float inverse = __frcp_rn(sum);
+#pragma unroll
+            for (int d = 0; d < STEPS; d++)
+#pragma unroll
+                for (int i = c; i < 4; i += 2) {
+                    const float o =
+                        __fmul_rn(__fmul_rn(__fmul_rn(b.o[d][n][i], weight), inverse), v_scale);
+                    // + 0: a masked group may have turned a -0 into +0; let it always be +0.
+                    b.o[d][n][i] = sum == 0.0f ? 0.0f : o + 0.0f;
+                }
+            if (args.lse && is_row && first_step == 0 && g == 0)
+                args.lse[(int64_t) sequence * args.num_q_heads + head] =
+                    (m + (lg2(sum) + SHIFT)) * LN_2;
+        }
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) {
+            const float *const o = b.o[d][n];
+            const int column = (first_step + d) * 16;
+            if (first_step + d >= DIM_STEPS) continue;
+            if constexpr (KV_IS_E4M3) {
+                store_pair(args, sequence, r, n * 8 + t * 2, column + g * 2,
+                           pack_output(o[0], o[2]));
+                store_pair(args, sequence, r, n * 8 + t * 2 + 1, column + g * 2,
+                           pack_output(o[1], o[3]));
+            } else {
+                store_pair(args, sequence, r, n * 8 + g, column + t * 2,
+                           movmatrix_trans(pack_output(o[0], o[1])));
+                store_pair(args, sequence, r, n * 8 + g, column + 8 + t * 2,
+                           movmatrix_trans(pack_output(o[2], o[3])));
+            }
+        }
+    }
+}
+
+// ---- split counts
+
+static __device__ __forceinline__ float *find_piece(const attn_decode_args &args, int32_t sequence,
+                                                    int32_t head, int32_t split)
+{
+    const int64_t index = ((int64_t) sequence * args.num_q_heads + head) * args.splits + split;
+    return args.pieces + index * (HEAD_DIM + 2);
+}
+
+static __device__ __forceinline__ int column_of(int step, int i, int lane)
+{
+    const int g = lane / 4;
+    return step * 16 + (KV_IS_E4M3 ? g * 2 + i / 2 : g + i / 2 * 8);
+}
+
+template <int STEPS>
+static __device__ __forceinline__ void store_piece(const attn_decode_args &args, const piece &p,
+                                                   const rows &r, int first_step,
+                                                   const block<STEPS> &b)
+{
+    const int lane = rare_lane_id();
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int row = n * 8 + lane % 4 * 2 + c;
+            if (row >= r.num_rows) continue;
+            float *const g_piece = find_piece(args, p.sequence, r.first_head + row, p.split);
+#pragma unroll
+            for (int d = 0; d < STEPS; d++)
+#pragma unroll
+                for (int i = c; i < 4; i += 2)
+                    if (first_step + d < DIM_STEPS)
+                        g_piece[column_of(first_step + d, i, lane)] = b.o[d][n][i];
+            if (first_step == 0 && lane < 4) {
+                g_piece[HEAD_DIM] = b.m[n][c];
+                g_piece[HEAD_DIM + 1] = b.l[n][c];
+            }
+        }
+}
+
+// Row n * 8 + 2t + c of a step of a piece; nothing beyond the lane's rows.
+static __device__ __forceinline__ void load_piece(const attn_decode_args &args, int32_t sequence,
+                                                  const rows &r, int32_t split, int step, int lane,
+                                                  int n, float4 &o, float4 &ml)
+{
+    float value[4] = {}, m[2] = { -INFINITY, -INFINITY }, l[2] = {};
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const int row = n * 8 + lane % 4 * 2 + c;
+        if (row >= r.num_rows) continue;
+        const float *const g_piece = find_piece(args, sequence, r.first_head + row, split);
+#pragma unroll
+        for (int i = c; i < 4; i += 2) value[i] = __ldcg(g_piece + column_of(step, i, lane));
+        m[c] = __ldcg(g_piece + HEAD_DIM);
+        l[c] = __ldcg(g_piece + HEAD_DIM + 1);
+    }
+    o = make_float4(value[0], value[1], value[2], value[3]);
+    ml = make_float4(m[0], m[1], l[0], l[1]);
+}
+
+// One warp, once the piece is written: whoever is last merges the sequence's, from the
+// last to the first.
+static __device__ __forceinline__ void arrive_piece(const attn_decode_args &args, const piece &p,
+                                                    const rows &r)
+{
+    const int64_t first = args.block_runs > 1 ? (int64_t) args.batch * args.splits * args.lanes : 0;
+    int32_t *const g_counter = args.counters + first + (int64_t) p.sequence * args.lanes + r.lane;
+    const int32_t num_splits = p.attended > 0 ? (p.attended - 1) / p.size + 1 : 1;
+    bool is_last = false;
+    __syncwarp();
+    if (lane_id() == 0) {
+        __threadfence();
+        is_last = atomicAdd(g_counter, 1) == num_splits - 1;
+        if (is_last) *g_counter = 0;
+        __threadfence();
+    }
+    if (!__shfl_sync(~0u, is_last, 0)) return;
+    __threadfence();
+    // From the right: b += what is left of it. Left to right would need a copy.
+    const int lane = rare_lane_id();
+#pragma unroll 1
+    for (int step = 0; step < DIM_STEPS; step++) {
+        block<1> b;
+        clear(b);
+#if ATTN_MUTATION == 22
+        for (int32_t split = args.splits - 1; split >= 0; split--)
+#else
+        for (int32_t split = num_splits - 1; split >= 0; split--)
+#endif
+#pragma unroll
+            for (int n = 0; n < ROW_BLOCKS; n++) {
+                float4 o, ml;
+                load_piece(args, p.sequence, r, split, step, lane, n, o, ml);
+                merge_o(merge_ml(ml, n, b), o, b.o[0][n]);
+            }
+        store_output(args, p.sequence, r, step, b);
+    }
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// kernels/common/ptx_copy.cuh, emulated: copies are there at once.
+#pragma once
+
+#include "cuda.h"
+
+namespace emulator
+{
+void barrier_init(uint32_t s_barrier, uint32_t count);
+void barrier_arrive(uint32_t s_barrier, int64_t bytes);
+void barrier_bring(uint32_t s_barrier, int64_t bytes);
+bool barrier_passed(uint32_t s_barrier, uint32_t phase);
+// The box of a map as fake_driver.c makes it; returns its bytes.
+int64_t copy_box(uint32_t s_target, const void *map, int row, int head, int page);
+} // namespace emulator
+
+static inline uint32_t shared_address(const void *pointer)
+{
+    return (uint32_t) (static_cast<const unsigned char *>(pointer) - emulator_shared);
+}
+
+static inline void cp_async_16(uint32_t s_target, const void *g_source, uint32_t bytes)
+{
+    std::memset(emulator_shared + s_target, 0, 16);
+    if (bytes) std::memcpy(emulator_shared + s_target, g_source, bytes);
+}
+
+static inline void cp_async_commit()
+{
+}
+
+template <int PENDING> static inline void cp_async_wait()
+{
+}
+
+static inline void barrier_init(uint32_t s_barrier, uint32_t count)
+{
+    emulator::barrier_init(s_barrier, count);
+}
+
+static inline void barrier_arrive(uint32_t s_barrier)
+{
+    emulator::barrier_arrive(s_barrier, 0);
+}
+
+static inline void barrier_arrive_expect(uint32_t s_barrier, uint32_t bytes)
+{
+    emulator::barrier_arrive(s_barrier, bytes);
+}
+
+static inline void cp_async_arrive(uint32_t s_barrier)
+{
+    emulator::barrier_arrive(s_barrier, 0);
+}
+
+static inline void barrier_wait(uint32_t s_barrier, uint32_t phase)
+{
+    emulator::wait([=] { return emulator::barrier_passed(s_barrier, phase); });
+}
+
+static inline void fence_async()
+{
+}
+
+static inline void barrier_sync(int threads)
+{
+    emulator::sync_block(1, threads);
+}
+
+static inline void copy_box(uint32_t s_target, const void *map, uint32_t s_barrier, int row,
+                            int head, int page)
+{
+    emulator::barrier_bring(s_barrier, emulator::copy_box(s_target, map, row, head, page));
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/emulator/emulator.h"
+
+#include "common/ptx_copy.cuh"
+#include "tests/support/fake_map.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <ucontext.h>
+#include <vector>
+
+namespace
+{
+constexpr size_t STACK_BYTES = 256 << 10;
+constexpr size_t SHARED_BYTES = 232448;
+
+struct fiber {
+    ucontext_t context;
+    unsigned char *stack;
+    bool done;
+};
+
+struct barrier {
+    uint32_t count, pending;
+    int64_t bytes;
+    uint32_t phase;
+};
+
+struct gathering {
+    int count;
+    unsigned turn;
+};
+
+using kernel = void (*)(const attn_decode_args);
+
+std::vector<fiber> fibers;
+ucontext_t scheduler;
+unsigned current;
+// Steps since any thread got further than a wait.
+uint64_t idle;
+bool stuck;
+std::map<uint32_t, barrier> barriers;
+emulator::meeting meetings[32];
+gathering gatherings[2];
+kernel running;
+const attn_decode_args *arguments;
+
+void enter()
+{
+    running(*arguments);
+    fibers[current].done = true;
+    idle = 0;
+    swapcontext(&fibers[current].context, &scheduler);
+}
+
+void settle(barrier &b)
+{
+    if (b.pending > 0 || b.bytes != 0) return;
+    b.phase ^= 1;
+    b.pending = b.count;
+}
+} // namespace
+
+alignas(1024) unsigned char emulator_shared[SHARED_BYTES];
+
+namespace emulator
+{
+index thread, block, grid;
+
+meeting &own_meeting()
+{
+    return meetings[current / 32];
+}
+
+void wait(const std::function<bool()> &done)
+{
+    while (!done()) {
+        const unsigned own = current;
+        swapcontext(&fibers[own].context, &scheduler);
+        thread.x = own;
+    }
+    idle = 0;
+}
+
+void sync_block(int barrier, int threads)
+{
+    gathering &g = gatherings[barrier];
+    const unsigned turn = g.turn;
+    if (++g.count == (threads ? threads : (int) fibers.size())) {
+        g.count = 0;
+        g.turn++;
+    }
+    wait([&] { return g.turn != turn; });
+}
+
+void barrier_init(uint32_t s_barrier, uint32_t count)
+{
+    barriers[s_barrier] = { count, count, 0, 0 };
+}
+
+void barrier_arrive(uint32_t s_barrier, int64_t bytes)
+{
+    barrier &b = barriers.at(s_barrier);
+    b.bytes += bytes;
+    b.pending--;
+    settle(b);
+}
+
+void barrier_bring(uint32_t s_barrier, int64_t bytes)
+{
+    barrier &b = barriers.at(s_barrier);
+    b.bytes -= bytes;
+    settle(b);
+}
+
+bool barrier_passed(uint32_t s_barrier, uint32_t phase)
+{
+    return barriers.at(s_barrier).phase != phase;
+}
+
+int64_t copy_box(uint32_t s_target, const void *map, int row, int head, int page)
+{
+    fake_map m;
+    std::memcpy(&m, map, sizeof(m));
+    const uint64_t element = m.type == 0 ? 1 : 2, line = m.box[0] * element;
+    const uint64_t at[5] = { 0, (uint64_t) row, 0, (uint64_t) head, (uint64_t) page };
+    // By 16 bytes: bits 4 .. 6 of the address are mixed with bits 7 .. 9, as many as swizzled.
+    const uint32_t mask = (1u << m.swizzle) - 1;
+    uint32_t s_at = s_target;
+    for (uint32_t l = 0; l < m.box[2]; l++)
+        for (uint32_t r = 0; r < m.box[1]; r++) {
+            const unsigned char *const g_line = static_cast<const unsigned char *>(m.address) +
+                                                (at[1] + r) * m.strides[0] + l * m.strides[1] +
+                                                at[3] * m.strides[2] + at[4] * m.strides[3];
+            const bool inside = at[1] + r < m.dims[1] && at[3] < m.dims[3] && at[4] < m.dims[4];
+            for (uint64_t i = 0; i < line; i += 16, s_at += 16) {
+                unsigned char *const s_piece = emulator_shared + (s_at ^ (s_at >> 7 & mask) << 4);
+                if (inside)
+                    std::memcpy(s_piece, g_line + i, 16);
+                else
+                    std::memset(s_piece, 0, 16);
+            }
+        }
+    return s_at - s_target;
+}
+} // namespace emulator
+
+#define ROW(name, ...) extern "C" void name(const attn_decode_args args);
+#include "emulated_rows.inc"
+#undef ROW
+
+extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
+                            const attn_decode_args *args)
+{
+    static const std::map<std::string, kernel> kernels = {
+#define ROW(name, ...) { #name, name },
+#include "emulated_rows.inc"
+#undef ROW
+    };
+    const auto found = kernels.find(name);
+    if (found == kernels.end()) {
+        fprintf(stderr, "no %s\n", name);
+        return -1;
+    }
+    running = found->second;
+    arguments = args;
+    stuck = false;
+    fibers.assign(threads, {});
+    emulator::grid.x = grid;
+    for (fiber &f : fibers) f.stack = static_cast<unsigned char *>(std::malloc(STACK_BYTES));
+    for (unsigned block = 0; block < grid && !stuck; block++) {
+        emulator::block.x = block;
+        std::memset(emulator_shared, 0xFF, SHARED_BYTES);
+        std::memset(meetings, 0, sizeof(meetings));
+        std::memset(gatherings, 0, sizeof(gatherings));
+        barriers.clear();
+        idle = 0;
+        for (fiber &f : fibers) {
+            f.done = false;
+            getcontext(&f.context);
+            f.context.uc_stack.ss_sp = f.stack;
+            f.context.uc_stack.ss_size = STACK_BYTES;
+            f.context.uc_link = nullptr;
+            makecontext(&f.context, enter, 0);
+        }
+        for (unsigned left = threads; left > 0 && !stuck;)
+            for (current = 0; current < threads; current++) {
+                if (fibers[current].done) continue;
+                emulator::thread.x = current;
+                swapcontext(&scheduler, &fibers[current].context);
+                left -= fibers[current].done;
+                stuck = ++idle > 4 * threads;
+                if (stuck) break;
+            }
+    }
+    for (fiber &f : fibers) std::free(f.stack);
+    if (stuck) fprintf(stderr, "stuck %s block %u\n", name, emulator::block.x);
+    return stuck ? -2 : 0;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Kernels on the host: see cuda.h. Not for several threads.
+#ifndef ATTN_TESTS_EMULATOR_H
+#define ATTN_TESTS_EMULATOR_H
+
+#include "kernels/decode/decode_params.h"
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Runs a decode kernel of this name, block after block. What a block finds in shared memory is not
+// 0. 0: done; -1: there is no such kernel; -2: all threads of a block wait for each other.
+int emulator_run(const char *kernel, unsigned grid, unsigned threads,
+                 const struct attn_decode_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
