@@ -140,8 +140,8 @@ struct attn_decode_shape {
 
 // The shape of a call, for the functions below.
 // Thread-safety: pure.
-static inline struct attn_decode_shape
-attn_decode_shape_of(const struct attn_decode_params *const params)
+static inline struct attn_decode_shape attn_decode_shape_of(
+    const struct attn_decode_params *const params)
 {
     struct attn_decode_shape shape;
     shape.size = (uint32_t) sizeof(shape);
