@@ -227,6 +227,10 @@ static inline int32_t max(int32_t a, int32_t b)
 {
     return a > b ? a : b;
 }
+static inline int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 static inline uint32_t min(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
