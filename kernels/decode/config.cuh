@@ -76,9 +76,9 @@ static constexpr int entry_bytes(int passes)
     return steps_in(passes) * ROW_BLOCKS * 32 * 16 + ML_BYTES;
 }
 
-static constexpr int entries_in(int bytes, int passes)
+static constexpr int entries_in(int passes)
 {
-    const int entries = (bytes - LIST_BYTES) / entry_bytes(passes);
+    const int entries = (pool_bytes(passes) - LIST_BYTES) / entry_bytes(passes);
     return entries < 32 ? entries : 32;
 }
 
@@ -87,16 +87,16 @@ static constexpr int entries_in(int bytes, int passes)
 static constexpr int count_passes()
 {
     int passes = 1;
-    while (entries_in(pool_bytes(passes), passes) < 22 && passes < DIM_STEPS) passes++;
+    while (entries_in(passes) < 22 && passes < DIM_STEPS) passes++;
     return passes;
 }
 
 constexpr int PASSES = count_passes();
-constexpr int STEPS = steps_in(PASSES);
+constexpr int SHARE_STEPS = steps_in(PASSES);
 constexpr int WORKING = working_in(PASSES);
 constexpr int POOL_BYTES = pool_bytes(PASSES);
 constexpr int ENTRY_BYTES = entry_bytes(PASSES);
-constexpr int ROOTS = entries_in(POOL_BYTES, PASSES);
+constexpr int ROOTS = entries_in(PASSES);
 
 static_assert(ROOTS >= 22, "the ring holds what waits, and more");
 
@@ -147,7 +147,7 @@ struct smem {
 };
 
 // Where a warp is in its ring: which place is next, and the phase of its barrier.
-struct place {
+struct ring_place {
     int32_t slot;
     uint32_t phase;
 

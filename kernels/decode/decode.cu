@@ -19,8 +19,8 @@
 // what they have left.
 //
 // Bound by memory: every K and V byte is read once. 64 sequences of 8192 keys, 8 KV heads, HEAD_DIM
-// 128 are 2.15 GB, 0.45 ms at 4.8 TB/s, in which a warp of 6 a block has 9,800 clocks for a leaf of
-// 64 keys; it needs about 3,000, most of them latency.
+// 128 are 2.15 GB, 0.45 ms at 4.8 TB/s, in which each of 8 warps of a block has 13,000 clocks for a
+// leaf of 64 keys; alone it takes about 5,000, most of them latency.
 
 #include "decode/config.cuh"
 #include "decode/feed.cuh"
@@ -34,7 +34,7 @@
 
 // After a part of a leaf was read: its place is free for the part STAGES further on.
 static __device__ __forceinline__ void refill(const attn_decode_args &args, smem &s, feed &f,
-                                              int32_t kv_head, int part, place &at)
+                                              int32_t kv_head, int part, ring_place &at)
 {
     __syncwarp();
     if (part == PARTS - STAGES) f.place(args);
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void refill(const attn_decode_args &args, smem
 // warp that runs alone waits for instructions, too.
 static __device__ __forceinline__ void attend_leaf(const attn_decode_args &args, smem &s, feed &f,
                                                    int32_t kv_head, const scaling &by,
-                                                   const query &q, uint32_t s_piece, place &at,
+                                                   const query &q, uint32_t s_piece, ring_place &at,
                                                    block<DIM_STEPS> &b)
 {
     const uint32_t s_full = shared_address(s.full[warp_id()]);
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void finish_by_warp(const attn_decode_args &ar
 }
 
 static __device__ __forceinline__ void attend_run(const attn_decode_args &args, smem &s,
-                                                  int32_t lane, float *g_slots, place &at)
+                                                  int32_t lane, float *g_slots, ring_place &at)
 {
     const uint32_t s_piece = first_piece(s.ring[warp_id()]);
     const int32_t kv_head = rows_of(args, lane).kv_head;
@@ -153,7 +153,7 @@ static __device__ __forceinline__ void attend_run(const attn_decode_args &args, 
                 clear(b);
             } else {
                 attend_leaf(args, s, f, kv_head, by, q, s_piece, at, b);
-                end = push(waiting, present, p.first, leaf, 0, leaf + 1 == p.end, b);
+                end = push(waiting, present, p.first, leaf, leaf + 1 == p.end, b);
             }
             if (end == IS_ROOT) waiting.add_root(b);
             if (end == IS_WHOLE)
@@ -165,62 +165,6 @@ static __device__ __forceinline__ void attend_run(const attn_decode_args &args, 
 
 // ---- a block's run
 
-static __device__ __forceinline__ float *region_slots(const attn_decode_args &args, int32_t region,
-                                                      int32_t warp)
-{
-    return args.roots + ((int64_t) region * WARPS + warp) * args.run_roots * SLOT_FLOATS;
-}
-
-// The runs that share a piece: those of a block's warps, or of blocks.
-struct runs {
-    const attn_decode_args &args;
-    const smem &s;
-    const piece &p;
-    const cut &c;
-    int32_t lane;
-    bool are_blocks;
-    // Of the block.
-    int32_t region;
-
-    __device__ __forceinline__ uint32_t begin_of(int32_t run) const
-    {
-        return snap(args, s.dealt, p, block_begin(s.dealt, run) - c.before, c.count);
-    }
-
-    __device__ __forceinline__ span span_of(int32_t run) const
-    {
-        if (are_blocks) return { begin_of(run), begin_of(run + 1) };
-        return clip(p, c.piece, s.cuts[run][0], s.cuts[run][1]);
-    }
-
-    __device__ __forceinline__ float *roots_of(int32_t run, bool is_head) const
-    {
-        const bool of_warps = !are_blocks || s.dealt.warps == 1;
-        const int32_t head = of_warps ? ATTN_DECODE_WARP_HEAD : ATTN_DECODE_BLOCK_HEAD;
-        return region_slots(args, are_blocks ? run * args.lanes + lane : region,
-                            are_blocks ? 0 : run) +
-               (is_head ? 0 : head * SLOT_FLOATS);
-    }
-
-    __device__ __forceinline__ int32_t first_block() const
-    {
-        return block_of(s.dealt, c.before);
-    }
-
-    __device__ __forceinline__ int32_t last_block() const
-    {
-        return block_of(s.dealt, c.before + c.count - 1);
-    }
-
-    // Blocks that have leaves of the piece.
-    __device__ __forceinline__ int32_t count_blocks() const
-    {
-        const int32_t first = first_block(), last = last_block();
-        if (first == last) return 1;
-        return last - first + 1 - (begin_of(first + 1) == p.first) - (begin_of(last) == p.end);
-    }
-};
-
 static __device__ __forceinline__ void gather_piece(const attn_decode_args &args, smem &s,
                                                     const runs &source, const piece &p,
                                                     int32_t first, int32_t last, bool is_whole,
@@ -229,7 +173,7 @@ static __device__ __forceinline__ void gather_piece(const attn_decode_args &args
     const rows r = rows_of(args, source.lane);
 #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
-        block<STEPS> b;
+        block<SHARE_STEPS> b;
         if (warp_id() >= WORKING) continue;
         gather(s, source, p, first, last, is_whole, pass, g_list, b);
         if (!is_whole) continue;
@@ -307,7 +251,7 @@ static __device__ __forceinline__ void gather_run(const attn_decode_args &args, 
 
 // Item `item` of all (run, lane).
 static __device__ __forceinline__ void attend_item(const attn_decode_args &args, smem &s,
-                                                   int32_t item, place &at)
+                                                   int32_t item, ring_place &at)
 {
     const int32_t run = item / args.lanes, lane = item - run * args.lanes;
     const int32_t region = args.block_runs > 1 ? item : blockIdx.x;
@@ -335,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(shared_address(&s.full[0][threadIdx.x]), args.has_boxes ? 1 : 32);
     fence_async();
     count_all(args, s);
-    place at = { 0, 0 };
+    ring_place at = { 0, 0 };
 #pragma unroll 1
     for (int32_t item = blockIdx.x; item < args.block_runs * args.lanes; item += gridDim.x) {
         const int32_t run = item / args.lanes;

@@ -18,7 +18,7 @@ static_assert(33 * sizeof(root) == LIST_BYTES, "config.cuh leaves room for the l
 // The steps of this warp in a pass.
 static __device__ __forceinline__ int first_step_of(int pass)
 {
-    return (pass * WORKING + warp_id()) * STEPS;
+    return (pass * WORKING + warp_id()) * SHARE_STEPS;
 }
 
 static __device__ __forceinline__ float4 *entry_ml(unsigned char *s_entry, int n)
@@ -31,13 +31,13 @@ static __device__ __forceinline__ float4 *entry_o(unsigned char *s_entry, int d,
     return reinterpret_cast<float4 *>(s_entry + ML_BYTES) + (d * ROW_BLOCKS + n) * 32 + lane_id();
 }
 
-static __device__ __forceinline__ void load_entry(unsigned char *s_entry, block<STEPS> &b)
+static __device__ __forceinline__ void load_entry(unsigned char *s_entry, block<SHARE_STEPS> &b)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
         set_ml(b, n, *entry_ml(s_entry, n));
 #pragma unroll
-        for (int d = 0; d < STEPS; d++) set_o(b.o[d][n], *entry_o(s_entry, d, n));
+        for (int d = 0; d < SHARE_STEPS; d++) set_o(b.o[d][n], *entry_o(s_entry, d, n));
     }
 }
 
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void copy_root(float *g_slot, int first_step,
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
 #pragma unroll
-        for (int d = 0; d < STEPS; d++)
+        for (int d = 0; d < SHARE_STEPS; d++)
             if (first_step + d < DIM_STEPS)
                 cp_async_16(shared_address(entry_o(s_entry, d, n)),
                             slot_o(g_slot, first_step + d, n, lane_id()), 16);
@@ -60,13 +60,13 @@ static __device__ __forceinline__ void copy_root(float *g_slot, int first_step,
 // left = left + right.
 static __device__ __forceinline__ void merge_entries(unsigned char *s_left, unsigned char *s_right)
 {
-    block<STEPS> b;
+    block<SHARE_STEPS> b;
     load_entry(s_right, b);
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
         const weights w = merge_ml(*entry_ml(s_left, n), n, b);
 #pragma unroll
-        for (int d = 0; d < STEPS; d++) {
+        for (int d = 0; d < SHARE_STEPS; d++) {
             merge_o(w, *entry_o(s_left, d, n), b.o[d][n]);
             *entry_o(s_left, d, n) =
                 make_float4(b.o[d][n][0], b.o[d][n][1], b.o[d][n][2], b.o[d][n][3]);
@@ -113,10 +113,65 @@ struct root_walk {
     }
 };
 
-// A stretch of runs that have parts of a piece. SOURCE: span_of(i), the leaves of run i, and
-// roots_of(i, is_head), its slots. Roots are taken a few at a time.
-template <class SOURCE> struct root_finder {
-    const SOURCE &source;
+static __device__ __forceinline__ float *region_slots(const attn_decode_args &args, int32_t region,
+                                                      int32_t warp)
+{
+    return args.roots + ((int64_t) region * WARPS + warp) * args.run_roots * SLOT_FLOATS;
+}
+
+// The runs that share a piece: those of a block's warps, or of blocks.
+struct runs {
+    const attn_decode_args &args;
+    const smem &s;
+    const piece &p;
+    const cut &c;
+    int32_t lane;
+    bool are_blocks;
+    // Of the block.
+    int32_t region;
+
+    __device__ __forceinline__ uint32_t begin_of(int32_t run) const
+    {
+        return snap(args, s.dealt, p, block_begin(s.dealt, run) - c.before, c.count);
+    }
+
+    __device__ __forceinline__ span span_of(int32_t run) const
+    {
+        if (are_blocks) return { begin_of(run), begin_of(run + 1) };
+        return clip(p, c.piece, s.cuts[run][0], s.cuts[run][1]);
+    }
+
+    __device__ __forceinline__ float *roots_of(int32_t run, bool is_head) const
+    {
+        const bool of_warps = !are_blocks || s.dealt.warps == 1;
+        const int32_t head = of_warps ? ATTN_DECODE_WARP_HEAD : ATTN_DECODE_BLOCK_HEAD;
+        return region_slots(args, are_blocks ? run * args.lanes + lane : region,
+                            are_blocks ? 0 : run) +
+               (is_head ? 0 : head * SLOT_FLOATS);
+    }
+
+    __device__ __forceinline__ int32_t first_block() const
+    {
+        return block_of(s.dealt, c.before);
+    }
+
+    __device__ __forceinline__ int32_t last_block() const
+    {
+        return block_of(s.dealt, c.before + c.count - 1);
+    }
+
+    // Blocks that have leaves of the piece.
+    __device__ __forceinline__ int32_t count_blocks() const
+    {
+        const int32_t first = first_block(), last = last_block();
+        if (first == last) return 1;
+        return last - first + 1 - (begin_of(first + 1) == p.first) - (begin_of(last) == p.end);
+    }
+};
+
+// Finds the roots of a stretch of runs that have parts of a piece, a few at a time.
+struct root_finder {
+    const runs &source;
     const piece &p;
     // Lane i looks at run base + i; `taken` roots of these 32 were taken.
     int32_t base, last, taken;
@@ -164,10 +219,9 @@ template <class SOURCE> struct root_finder {
 // Steps of pass `pass` of all roots of runs first .. last. If those are the whole piece, b is what
 // it comes to. Else what is left are fewer roots, left to right in g_list; at most as many as were
 // read by then, so that nothing unread is written over.
-template <class SOURCE>
-static __device__ __forceinline__ void gather(smem &s, const SOURCE &source, const piece &p,
+static __device__ __forceinline__ void gather(smem &s, const runs &source, const piece &p,
                                               int32_t first, int32_t last, bool is_whole, int pass,
-                                              float *g_list, block<STEPS> &b)
+                                              float *g_list, block<SHARE_STEPS> &b)
 {
     unsigned char *const s_entries = s.ring[0][0] + warp_id() * POOL_BYTES;
     root *const s_list = reinterpret_cast<root *>(s_entries + ROOTS * ENTRY_BYTES);
@@ -175,7 +229,7 @@ static __device__ __forceinline__ void gather(smem &s, const SOURCE &source, con
     const span own = source.span_of(first);
     // The tree's blocks that can be merged lie in [low, high).
     const uint32_t low = own.begin > p.first ? own.begin : 0;
-    root_finder<SOURCE> finder = { source, p, first, last, 0 };
+    root_finder finder = { source, p, first, last, 0 };
     // Of this lane's root: its first leaf, its entry. Entries in use; roots.
     uint32_t leaf = 0, used = 0;
     int entry = 0, num_roots = 0;

@@ -138,31 +138,6 @@ enum fate {
     IS_WHOLE,
 };
 
-// Adds the block of the tree that is `level` levels high and starts at leaf `index`. `waiting`
-// keeps left halves, the lowest on top; `present`: their levels. `last`: no leaf of the piece
-// follows.
-template <class STACK, int STEPS>
-static __device__ __forceinline__ fate push(STACK &waiting, uint32_t &present, uint32_t first_leaf,
-                                            uint32_t index, int level, bool last, block<STEPS> &b)
-{
-    for (int i = level;; i++) {
-        const uint32_t first = index >> i << i;
-        if (last && first <= first_leaf) return IS_WHOLE;
-        if (index >> i & 1) {
-            if (present >> i & 1) {
-                waiting.merge_top(i, b);
-                present &= ~(1u << i);
-            } else if (first > first_leaf) {
-                return IS_ROOT;
-            }
-        } else if (!last) {
-            waiting.add(i, b);
-            present |= 1u << i;
-            return WAITS;
-        }
-    }
-}
-
 // What a warp keeps: what waits, on top of the roots of the same piece. The lowest level, which
 // comes and goes with every other leaf, has a place in shared memory.
 struct warp_stack {
@@ -210,3 +185,27 @@ struct warp_stack {
         __syncwarp();
     }
 };
+
+// Adds leaf `leaf`, which b is. `waiting` keeps left halves, the lowest on top; `present`: their
+// levels. `last`: no leaf of the piece follows.
+static __device__ __forceinline__ fate push(warp_stack &waiting, uint32_t &present,
+                                            uint32_t first_leaf, uint32_t leaf, bool last,
+                                            block<DIM_STEPS> &b)
+{
+    for (int i = 0;; i++) {
+        const uint32_t first = leaf >> i << i;
+        if (last && first <= first_leaf) return IS_WHOLE;
+        if (leaf >> i & 1) {
+            if (present >> i & 1) {
+                waiting.merge_top(i, b);
+                present &= ~(1u << i);
+            } else if (first > first_leaf) {
+                return IS_ROOT;
+            }
+        } else if (!last) {
+            waiting.add(i, b);
+            present |= 1u << i;
+            return WAITS;
+        }
+    }
+}
