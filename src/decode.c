@@ -14,8 +14,9 @@
 #include <string.h>
 
 #define WORKSPACE_UNIT 256
-// Shared memory that the system takes of each block, in bytes.
-#define SMEM_RESERVED 1024
+// (unit, lane) of a launch for each of its blocks, at most: more keep SMs busy to the end, and cost
+// more merging.
+#define ITEMS_PER_BLOCK 4
 
 // Units of leaves, and pieces of sequences, of a launch: sums of two of them fit an int32.
 #define MAX_UNITS (1 << 29)
@@ -33,9 +34,9 @@ struct launch {
     // Leaves of the longest piece, and of all pieces if each is that long.
     int64_t piece_leaves, leaves;
     int32_t min_shift;
-    int32_t block_runs, run_roots;
+    int32_t most_items, num_roots, root_levels, stack_slots;
     int32_t grid, block, smem_bytes;
-    // The pieces' results come first, the roots after them.
+    // The pieces' results come first, the slots after them.
     size_t pieces_bytes, workspace_bytes;
     int32_t num_counters;
 };
@@ -99,14 +100,11 @@ static enum attn_status check_policy(const struct attn_device *const device,
                      policy.count, row->name, row->tile);
 }
 
-// Blocks that run at the same time: as many as the SMs' shared memory holds, at most `limit` (0: no
-// limit).
+// Blocks that run at the same time, at most `limit` (0: no limit).
 static int32_t count_slots(const struct attn_device *const device,
                            const struct attn_pack_row *const row, const int32_t limit)
 {
-    const int32_t per_sm =
-        (device->info.smem_per_block + SMEM_RESERVED) / (attn_pack_row_smem(row) + SMEM_RESERVED);
-    const int64_t slots = (int64_t) device->info.sm_count * (per_sm > 1 ? per_sm : 1);
+    const int64_t slots = (int64_t) device->info.sm_count * row->per_sm;
     const int32_t most = limit > 0 && limit < ATTN_DECODE_MAX_GRID ? limit : ATTN_DECODE_MAX_GRID;
     return slots > most ? most : (int32_t) slots;
 }
@@ -140,40 +138,47 @@ static void set_leaves(const struct attn_decode_shape *const shape, struct launc
     while (launch->leaves >> launch->min_shift >= MAX_UNITS) launch->min_shift++;
 }
 
-// Runs for blocks that a lane's leaves are cut into: a run of each lane for each slot. Where that
-// would leave many slots empty there are about two runs for each, and no more runs than leaves.
-static int32_t count_block_runs(const struct launch *const launch, const int32_t slots)
+// Roots: those of pieces of more than one unit. Such a piece has more leaves than a unit, one unit
+// more than these would fill, and another one where it begins within one: a window may, and what a
+// shape needs does not depend on that. Pieces of a split count begin with a leaf.
+static int64_t count_roots(const struct launch *const launch, const int64_t pieces)
 {
-    if (launch->lanes > slots) return 1;
-    int32_t runs = slots / launch->lanes;
-    if (runs * launch->lanes * 4 < slots * 3) runs = 2 * slots / launch->lanes;
-    return launch->leaves < runs ? (int32_t) launch->leaves : runs;
+    if (launch->piece_leaves == 1) return 0;
+    const int64_t extra = launch->splits > 1 ? 1 : 2;
+    const int64_t full = launch->most_items / launch->lanes + 1;
+    const int64_t long_pieces = pieces < full ? pieces : full;
+    const int64_t units = full + long_pieces * extra;
+    const int64_t most = pieces * ((launch->piece_leaves >> launch->min_shift) + extra);
+    return (units < most ? units : most) * launch->lanes;
 }
 
-// Leaves of a warp's run at most, before its ends move to where few blocks of the tree are cut.
-static int64_t count_run_leaves(const struct launch *const launch)
-{
-    const int64_t pieces = launch->leaves / launch->piece_leaves;
-    const int64_t units = pieces * (((launch->piece_leaves - 1) >> launch->min_shift) + 1);
-    const int64_t runs = (int64_t) launch->block_runs * launch->row->warps;
-    return ((units - 1) / runs + 1) << launch->min_shift;
-}
-
-// Cuts the leaves for a grid of at most `slots` blocks.
-static void set_runs(struct launch *const launch, const int32_t slots, const int32_t block_runs)
+// For a grid of at most `slots` blocks, and the most leaves that lengths can come to.
+static void set_units(const struct attn_decode_shape *const shape, struct launch *const launch,
+                      const int32_t slots)
 {
     const struct attn_pack_row *const row = launch->row;
-    launch->block_runs = block_runs;
-    const int32_t items = block_runs * launch->lanes;
-    launch->grid = items < slots ? items : slots;
-    const int64_t regions = block_runs > 1 ? items : launch->grid;
-    int64_t longest = 1;
-    while (longest < launch->piece_leaves) longest *= 2;
-    const int64_t run_leaves = count_run_leaves(launch);
-    launch->run_roots = attn_decode_run_roots(run_leaves < longest ? run_leaves : longest,
-                                              row->warps, row->head_dim, row->rows);
-    const int64_t floats = regions * row->warps * launch->run_roots *
-                           attn_decode_slot_floats(row->head_dim, row->rows);
+    const int64_t pieces = (int64_t) shape->batch * launch->splits;
+    launch->grid = slots;
+    launch->most_items = slots * ITEMS_PER_BLOCK;
+    const int64_t leaves = pieces * ((launch->piece_leaves >> launch->min_shift) + 1);
+    int32_t shift = 0;
+    while (leaves * launch->lanes >> shift > launch->most_items) shift++;
+    const int64_t roots = count_roots(launch, pieces);
+    launch->num_roots = (int32_t) roots;
+    // Of a unit at most one block of each level waits, and one from before an aligned one; of what
+    // roots come to, a few.
+    int32_t levels = 1;
+    while ((int64_t) 1 << levels < launch->piece_leaves) levels++;
+    const int32_t unit_levels = launch->min_shift + shift;
+    launch->stack_slots = (unit_levels < levels ? unit_levels : levels) + 2;
+    if (launch->stack_slots < ATTN_DECODE_FAN_LOG) launch->stack_slots = ATTN_DECODE_FAN_LOG;
+    launch->root_levels = 0;
+    while (roots > 0 &&
+           (launch->piece_leaves + 1) >> (launch->root_levels * ATTN_DECODE_FAN_LOG) > 0)
+        launch->root_levels++;
+    const int64_t floats =
+        (roots + (int64_t) slots * launch->stack_slots) *
+        ATTN_DECODE_SLOT_FLOATS(row->head_dim, row->rows, row->warps);
     launch->workspace_bytes = launch->pieces_bytes + round_up((size_t) floats * sizeof(float));
 }
 
@@ -181,10 +186,15 @@ static enum attn_status set_counters(const struct attn_device *const device,
                                      const struct attn_decode_shape *const shape,
                                      struct launch *const launch)
 {
-    const int64_t pieces = (int64_t) shape->batch * launch->splits;
-    const int64_t of_pieces = launch->block_runs > 1 ? pieces * launch->lanes : 0;
+    const int64_t of_roots = (int64_t) launch->root_levels * launch->num_roots;
     const int64_t of_sequences = launch->splits > 1 ? (int64_t) shape->batch * launch->lanes : 0;
-    const int64_t counters = of_pieces + of_sequences;
+    const int64_t counters = 2 + of_roots + of_sequences;
+    const int64_t items = (int64_t) shape->batch * launch->splits * launch->lanes;
+    if (items > MAX_UNITS)
+        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                         "batch is %d: with %d KV heads and row groups and %d pieces a sequence "
+                         "that is more than %d pieces of work",
+                         shape->batch, launch->lanes, launch->splits, MAX_UNITS);
     if (counters > INT32_MAX)
         return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                          "batch is %d: with %d KV heads and row groups and %d pieces a sequence it "
@@ -201,7 +211,7 @@ static enum attn_status set_geometry(const struct attn_device *const device,
                                      struct launch *const launch)
 {
     const struct attn_device_info *const info = &device->info;
-    launch->block = launch->row->warps * 32;
+    launch->block = attn_pack_row_threads(launch->row);
     launch->smem_bytes = attn_pack_row_smem(launch->row);
     if (shape->batch == 0) return ATTN_OK;
     launch->splits = launch->num_splits > 1 ? launch->num_splits : 1;
@@ -211,8 +221,6 @@ static enum attn_status set_geometry(const struct attn_device *const device,
                          shape->batch, launch->splits, MAX_UNITS);
     set_lanes(device, shape, launch);
     set_leaves(shape, launch);
-    const int32_t slots = count_slots(device, launch->row, 0);
-    launch->block_runs = count_block_runs(launch, slots);
     if (launch->splits > 1) {
         const int64_t results =
             attn_splitk_workspace_slots(info->splitk_policy, info->declared_sm_count,
@@ -220,21 +228,20 @@ static enum attn_status set_geometry(const struct attn_device *const device,
         launch->pieces_bytes =
             round_up((size_t) attn_splitk_workspace_bytes(results, shape->head_dim));
     }
-    set_runs(launch, slots, launch->block_runs);
+    set_units(shape, launch, count_slots(device, launch->row, 0));
     return set_counters(device, shape, launch);
 }
 
-// For a limited grid, within the workspace of the whole device: as runs get longer they need more
-// roots each, so a few runs less may be needed.
-static void limit_grid(const struct attn_device *const device, struct launch *const launch)
+// For a limited grid, within the workspace and the counters of the whole device.
+static void limit_grid(const struct attn_device *const device,
+                       const struct attn_decode_shape *const shape, struct launch *const launch)
 {
     const size_t most = launch->workspace_bytes;
-    const int32_t slots = count_slots(device, launch->row, device->grid_limit);
-    int32_t runs = count_block_runs(launch, slots);
-    if (runs > launch->block_runs) runs = launch->block_runs;
-    set_runs(launch, slots, runs);
-    while (launch->workspace_bytes > most && launch->block_runs > 1)
-        set_runs(launch, slots, launch->block_runs - 1);
+    int32_t slots = count_slots(device, launch->row, device->grid_limit);
+    if (slots >= launch->grid) return;
+    do
+        set_units(shape, launch, slots--);
+    while (launch->workspace_bytes > most && slots > 0);
 }
 
 // For a shape that was checked.
@@ -396,7 +403,7 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .k_scales = params->k_scales,
         .v_scales = params->v_scales,
         .fault = params->fault,
-        .roots = (float *) ((char *) params->workspace + launch->pieces_bytes),
+        .slots = (float *) ((char *) params->workspace + launch->pieces_bytes),
         .pieces = launch->splits > 1 ? params->workspace : NULL,
         .counters = params->counters,
         .q_stride = params->q_stride,
@@ -423,8 +430,10 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .splits_magic = splits_magic,
         .splits_shift = splits_shift,
         .lanes = launch->lanes,
-        .block_runs = launch->block_runs,
-        .run_roots = launch->run_roots,
+        .most_items = launch->most_items,
+        .num_roots = launch->num_roots,
+        .root_levels = launch->root_levels,
+        .stack_slots = launch->stack_slots,
         .min_shift = launch->min_shift,
         .scale = params->scale,
         .softcap = params->softcap,
@@ -435,9 +444,10 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
 
 static enum attn_status launch_kernel(const struct attn_device *const device,
                                       const struct attn_decode_params *const params,
+                                      const struct attn_decode_shape *const shape,
                                       struct launch *const launch, const attn_stream stream)
 {
-    if (device->grid_limit > 0) limit_grid(device, launch);
+    if (device->grid_limit > 0) limit_grid(device, shape, launch);
     struct attn_decode_args args = fill_args(params, launch);
     attn_decode_set_boxes(device, params, &args);
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
@@ -465,7 +475,7 @@ enum attn_status attn_decode(struct attn_device *const device,
     if (status != ATTN_OK) return status;
     if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
     if (own.batch == 0) return ATTN_OK;
-    if (device->info.kind != ATTN_DEVICE_HOST) return launch_kernel(device, &own, &launch, stream);
+    if (device->info.kind != ATTN_DEVICE_HOST) return launch_kernel(device, &own, &shape, &launch, stream);
     if (attn_reference_decode(&own) == 0) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                      "out of memory in the host executor");

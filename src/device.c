@@ -327,6 +327,10 @@ static attn_cu_result load_kernel(struct attn_device *const device, const uint32
     if (result == ATTN_CU_SUCCESS)
         result = driver->function_set(device->functions[index], ATTN_CU_FUNC_MAX_DYNAMIC_SMEM,
                                       attn_pack_row_smem(row));
+    // Several blocks share an SM's, which the driver would rather give to L1.
+    if (result == ATTN_CU_SUCCESS && attn_pack_row_smem(row) > 0)
+        result =
+            driver->function_set(device->functions[index], ATTN_CU_FUNC_SMEM_CARVEOUT, 100);
     // Loading is lazy otherwise, and the first launch would pay for it.
     if (result == ATTN_CU_SUCCESS) result = driver->function_load(device->functions[index]);
     return result;
@@ -485,8 +489,9 @@ enum attn_status attn_device_launch(const struct attn_device *const device,
     attn_cu_result result = attn_device_enter(device, &pushed);
     if (result == ATTN_CU_SUCCESS)
         result =
-            device->driver->launch(function, (unsigned) grid, 1, 1, (unsigned) row->warps * 32, 1,
-                                   1, (unsigned) attn_pack_row_smem(row), stream, arguments, NULL);
+            device->driver->launch(function, (unsigned) grid, 1, 1,
+                                   (unsigned) attn_pack_row_threads(row), 1, 1,
+                                   (unsigned) attn_pack_row_smem(row), stream, arguments, NULL);
     attn_device_leave(device, pushed);
     if (result == ATTN_CU_SUCCESS) return ATTN_OK;
     char what[128];

@@ -34,6 +34,7 @@ enum {
     ATTN_CU_DEVICE_CC_MINOR = 76,
     ATTN_CU_DEVICE_SMEM_PER_BLOCK_OPTIN = 97,
     ATTN_CU_FUNC_MAX_DYNAMIC_SMEM = 8,
+    ATTN_CU_FUNC_SMEM_CARVEOUT = 9,
 };
 
 // CUtensorMap and its enumerations.

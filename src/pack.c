@@ -125,7 +125,13 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
 {
     if (row->op == ATTN_ROW_READ) return 0;
     const int32_t kv_bytes = row->kv == ATTN_ROW_E4M3 ? 1 : 2;
-    return attn_decode_smem_bytes(row->head_dim, kv_bytes, row->rows, row->warps, row->stages);
+    return attn_decode_smem_bytes(row->head_dim, kv_bytes, row->rows, row->tile, row->warps,
+                                  row->stages, row->levels);
+}
+
+int32_t attn_pack_row_threads(const struct attn_pack_row *const row)
+{
+    return row->op == ATTN_ROW_READ ? row->warps * 32 : ATTN_DECODE_THREADS(row->warps);
 }
 
 static bool is_sane_row(const struct attn_pack_row *const row)
@@ -139,7 +145,8 @@ static bool is_sane_row(const struct attn_pack_row *const row)
                        row->rows >= 8 && row->rows <= 256 && row->rows % 8 == 0 &&
                        row->max_ratio >= 0;
     const bool tile = row->tile >= 32 && row->tile <= 4096 && (row->tile & (row->tile - 1)) == 0;
-    return row->op == ATTN_ROW_DECODE && types && shape && tile;
+    const bool blocks = row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 1 && row->levels <= 16;
+    return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks;
 }
 
 static bool check_rows(struct attn_pack_seen *const seen, const struct attn_pack *const pack)

@@ -8,6 +8,8 @@
 
 // Dynamic shared memory of a block of the row, in bytes.
 int32_t attn_pack_row_smem(const struct attn_pack_row *row);
+// Threads of a block.
+int32_t attn_pack_row_threads(const struct attn_pack_row *row);
 
 struct attn_pack_seen {
     // The target's name; the file's where the pack is not sound.

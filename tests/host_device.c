@@ -606,6 +606,8 @@ Test(target, skips_unsound_packs_with_a_sentence)
         { "body", "no whole fatbin" },
         { "tile", "row 0" },
         { "warps", "row 0" },
+        { "per_sm", "row 0" },
+        { "levels", "row 0" },
         { "smem", "shared memory" },
         { "foreign", "no symbol attn_pack" },
     };

@@ -15,9 +15,12 @@
 #define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
 #define STREAM ((attn_stream) AT(99))
 #define TILE 64
-// A slot of the 64-wide row: o of 16 query rows, then m and l of each.
-#define SLOT_BYTES ((size_t) 16 * (64 + 2) * 4)
 #define WARPS 4
+#define LEVELS_64 3
+#define LEVELS_256 1
+// Of the 64-wide row, two of whose blocks an SM holds, and of the 256-wide one.
+#define GRID_64 (132 * 2)
+#define GRID_256 132
 
 static const char *folder;
 static struct attn_device *device;
@@ -93,6 +96,46 @@ static void expect_refused(const struct attn_decode_params *const params,
     cr_expect_eq(fake.pushes, fake.pops);
 }
 
+// Bytes of `slots` blocks of the merge tree: of each row o, and of each warp m and l.
+static size_t slot_bytes(const int64_t slots, const int32_t rows, const int32_t head_dim)
+{
+    const int32_t warps = (int32_t) last_launch()->block[0] / 32 - 1;
+    return (size_t) slots * (size_t) rows * (size_t) (head_dim + 2 * warps) * 4;
+}
+
+// What the last launch uses of the workspace, pieces left out.
+static size_t used_bytes(const int32_t rows, const int32_t head_dim)
+{
+    const struct attn_decode_args *const args = &last_launch()->args;
+    const int64_t waiting = (int64_t) last_launch()->grid[0] * args->stack_slots;
+    return slot_bytes(args->num_roots + waiting, rows, head_dim);
+}
+
+static int64_t used_counters(void)
+{
+    const struct attn_decode_args *const args = &last_launch()->args;
+    const int64_t of_sequences = args->splits > 1 ? (int64_t) args->batch * args->lanes : 0;
+    return 2 + (int64_t) args->root_levels * args->num_roots + of_sequences;
+}
+
+// There is room for the roots of pieces in units of a leaf, and not for many more: a piece may
+// begin and end within a unit. They meet until they are one.
+static void expect_roots(const int64_t pieces, const int64_t leaves)
+{
+    const struct attn_decode_args *const args = &last_launch()->args;
+    const int64_t least = pieces * leaves * args->lanes, most = pieces * (leaves + 2) * args->lanes;
+    cr_expect(args->num_roots >= least && args->num_roots <= most, "%d roots, not %lld to %lld",
+              args->num_roots, (long long) least, (long long) most);
+    const int32_t log = args->root_levels * ATTN_DECODE_FAN_LOG;
+    cr_expect(log > 0 && (leaves - 1) >> log == 0 && (leaves + 1) >> (log - ATTN_DECODE_FAN_LOG),
+              "%d levels of roots", args->root_levels);
+}
+
+static size_t round_up(const size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
 TestSuite(launch, .init = set_up, .fini = tear_down);
 
 Test(launch, passes_everything_on)
@@ -117,19 +160,21 @@ Test(launch, passes_everything_on)
     const struct fake_launch *const launch = last_launch();
     cr_expect_eq(fake.num_launches, 1);
     cr_expect_str_eq(launch->kernel, "decode_bf16_bf16_d64");
-    // 3 x 25 leaves of 64 keys are fewer than the 128 runs that the SMs hold for each of 4 lanes.
-    cr_expect(launch->grid[0] == 75 * 4 && launch->grid[1] == 1 && launch->grid[2] == 1);
-    cr_expect(launch->block[0] == WARPS * 32 && launch->block[1] == 1 && launch->block[2] == 1);
-    cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 2, 16, WARPS, 3));
+    cr_expect(launch->grid[0] == GRID_64 && launch->grid[1] == 1 && launch->grid[2] == 1);
+    // One warp copies.
+    cr_expect(launch->block[0] == (WARPS + 1) * 32 && launch->block[1] == 1 &&
+              launch->block[2] == 1);
+    cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 2, 16, TILE, WARPS, 3, LEVELS_64));
     cr_expect_eq(launch->stream, STREAM);
     cr_expect_eq(launch->context, fake_primary_context(0));
     const struct attn_decode_args *const args = &launch->args;
     cr_expect(args->q == AT(1) && args->o == AT(2) && args->k == AT(3) && args->v == AT(4));
     cr_expect(args->block_table == AT(5) && args->seq_lens == AT(6) && args->sinks == AT(7));
-    cr_expect(args->lse == AT(8) && args->roots == AT(9) && args->fault == AT(10));
-    cr_expect(args->counters == AT(13) && args->block_runs == 75 && args->lanes == 4);
-    // A leaf for a warp.
-    cr_expect_eq(args->run_roots, attn_decode_run_roots(1, WARPS, 64, 16));
+    cr_expect(args->lse == AT(8) && args->slots == AT(9) && args->fault == AT(10));
+    cr_expect(args->counters == AT(13) && args->lanes == 4);
+    cr_expect_geq(args->most_items, GRID_64);
+    // A root for each of 3 x 25 leaves of 64 keys, and little more.
+    expect_roots(3, 25);
     cr_expect(args->splits == 1 && !args->pieces && args->min_shift == 0);
     cr_expect(args->k_scales == AT(11) && args->v_scales == AT(12));
     cr_expect_eq(args->q_stride, 24 * 64 + 512);
@@ -330,6 +375,22 @@ Test(launch, packs_as_the_setting_says)
     }
 }
 
+static size_t workspace_of(const struct attn_decode_params *const params)
+{
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
+    size_t bytes;
+    cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK, "%s", attn_last_error());
+    return bytes;
+}
+
+static int32_t counters_of(const struct attn_decode_params *const params)
+{
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
+    int32_t count;
+    cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK, "%s", attn_last_error());
+    return count;
+}
+
 Test(launch, needs_exactly_its_workspace)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
@@ -337,14 +398,23 @@ Test(launch, needs_exactly_its_workspace)
     const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t bytes;
     cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
-    // 300 blocks of 4 warps, each with the slots of one leaf.
-    cr_expect_eq(bytes,
-                 300 * WARPS * (size_t) attn_decode_run_roots(1, WARPS, 64, 16) * SLOT_BYTES);
     int32_t count;
     cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK);
-    cr_expect_eq(count, 3 * 4);
     params.workspace_bytes = bytes;
-    cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    expect_roots(3, 25);
+    cr_expect_eq(bytes, round_up(used_bytes(16, 64)));
+    cr_expect_eq(count, used_counters());
+    // Where a leaf is the piece nothing meets, and next to nothing waits.
+    params.max_pages_per_seq = TILE / 16;
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    const struct attn_decode_args *const args = &last_launch()->args;
+    cr_expect(args->num_roots == 0 && args->root_levels == 0);
+    cr_expect(args->stack_slots >= 1 && args->stack_slots <= 5, "%d", args->stack_slots);
+    cr_expect_eq(workspace_of(&params),
+                 round_up(slot_bytes(GRID_64 * (int64_t) args->stack_slots, 16, 64)));
+    cr_expect_eq(counters_of(&params), 2);
+    params.max_pages_per_seq = shape.max_pages_per_seq;
     params.workspace_bytes = bytes - 1;
     expect_refused(&params, ATTN_ERROR_INVALID, "workspace_bytes is");
     params.workspace_bytes = bytes;
@@ -363,23 +433,7 @@ Test(launch, needs_exactly_its_workspace)
     expect_refused(&params, ATTN_ERROR_INVALID, "counters is NULL");
 }
 
-static size_t workspace_of(const struct attn_decode_params *const params)
-{
-    const struct attn_decode_shape shape = attn_decode_shape_of(params);
-    size_t bytes;
-    cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK, "%s", attn_last_error());
-    return bytes;
-}
-
-static int32_t counters_of(const struct attn_decode_params *const params)
-{
-    const struct attn_decode_shape shape = attn_decode_shape_of(params);
-    int32_t count;
-    cr_assert_eq(attn_decode_counters(device, &shape, &count), ATTN_OK, "%s", attn_last_error());
-    return count;
-}
-
-// What pieces give lies before the roots: under auto and pinned a slot for each sequence, query
+// What pieces give lies before the slots: under auto and pinned a slot for each sequence, query
 // head and piece, under legacy one for each declared SM.
 Test(launch, needs_room_for_pieces)
 {
@@ -399,31 +453,30 @@ Test(launch, needs_room_for_pieces)
         params.batch = legacy ? 1 : 3;
         params.max_decode_seqs = params.batch;
         open_device(ATTN_DEVICE_ORDINAL, cases[i].policy, 0);
-        const size_t pieces = (cases[i].slots * (64 + 2) * 4 + 255) / 256 * 256;
-        // 128 runs of each lane, or one for each leaf.
-        const int32_t leaves = params.batch * cases[i].splits * cases[i].piece_leaves;
-        const int32_t runs = leaves < 128 ? leaves : 128;
-        const size_t roots = (size_t) runs * 4 * WARPS *
-                             (size_t) attn_decode_run_roots(1, WARPS, 64, 16) * SLOT_BYTES;
+        const size_t pieces = round_up(cases[i].slots * (64 + 2) * 4);
         params.workspace_bytes = workspace_of(&params);
-        cr_expect_eq(params.workspace_bytes, pieces + roots, "%s", cases[i].policy);
-        // Of each piece and lane, then of each sequence and lane.
-        cr_expect_eq(counters_of(&params), params.batch * 4 * (cases[i].splits + 1));
         cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
         const struct attn_decode_args *const args = &last_launch()->args;
-        cr_expect(args->splits == cases[i].splits && args->block_runs == runs);
+        cr_expect_eq(args->splits, cases[i].splits);
+        expect_roots(params.batch * cases[i].splits, cases[i].piece_leaves);
+        cr_expect_eq(params.workspace_bytes, pieces + round_up(used_bytes(16, 64)), "%s",
+                     cases[i].policy);
+        // Of roots, then of each sequence and lane.
+        cr_expect_eq(counters_of(&params),
+                     2 + args->root_levels * args->num_roots + params.batch * 4);
         cr_expect_eq((const void *) args->pieces, AT(9));
-        cr_expect_eq((const char *) args->roots, (const char *) AT(9) + pieces);
+        cr_expect_eq((const char *) args->slots, (const char *) AT(9) + pieces);
         params.workspace_bytes--;
         expect_refused(&params, ATTN_ERROR_INVALID, "workspace_bytes is");
     }
-    // More lanes than blocks: counters of sequences alone, and none without pieces.
-    params.num_q_heads = params.num_kv_heads = 1024;
+    // Pieces of one leaf: counters of sequences alone, and of those only with pieces.
+    params.page_size = 1;
+    params.max_pages_per_seq = TILE;
     params.batch = params.max_decode_seqs = 3;
     open_device(ATTN_DEVICE_ORDINAL, "3", 0);
-    cr_expect_eq(counters_of(&params), 3 * 1024);
+    cr_expect_eq(counters_of(&params), 2 + 3 * 4);
     open_device(ATTN_DEVICE_ORDINAL, "1", 0);
-    cr_expect_eq(counters_of(&params), 0);
+    cr_expect_eq(counters_of(&params), 2);
 }
 
 // A window makes pieces shorter, down to the least.
@@ -435,83 +488,123 @@ Test(launch, cuts_the_window_into_pieces)
     params.max_pages_per_seq = 1 << 20;
     params.window = 8192;
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    // 4 pieces of 2048 keys have 128 leaves, 4 of 256 have 16; of 100 keys there are none of 256.
-    cr_expect_eq(last_launch()->args.block_runs, 128);
+    // Leaves of pieces of 2048 keys; of the least, 256; of one that has all 100.
+    expect_roots(4, 32);
     params.window = 300;
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    cr_expect_eq(last_launch()->args.block_runs, 16);
+    expect_roots(4, 4);
     params.window = 100;
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    cr_expect_eq(last_launch()->args.block_runs, 8);
+    expect_roots(4, 2);
 }
 
-// Lanes against the blocks that run at a time, 132 here: at least three quarters of them are busy,
-// or there is work for most of two rounds.
-Test(launch, cuts_runs_for_the_blocks)
+// As many blocks as run at a time, whatever the lanes, and room for the roots of the smallest units
+// of which there are not too many.
+Test(launch, deals_units_for_the_blocks)
 {
-    static const int32_t cases[][2] = {
-        { 1, 132 }, { 4, 33 }, { 7, 18 }, { 40, 3 },  { 45, 5 },  { 50, 2 },
-        { 67, 3 },  { 90, 2 }, { 99, 1 }, { 132, 1 }, { 133, 1 }, { 500, 1 },
-    };
-    // One block to an SM.
-    fake.gpus[0].smem_optin = 100000;
+    static const int32_t cases[] = { 1, 4, 7, 40, 45, 50, 67, 90, 99, 132, 133, 500 };
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     struct attn_decode_params params = right_params();
     params.head_dim = 256;
     params.max_pages_per_seq = 10000;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const int32_t lanes = cases[i][0], items = lanes * cases[i][1];
+        const int32_t lanes = cases[i];
         params.num_q_heads = params.num_kv_heads = lanes;
         cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-        cr_expect_eq(last_launch()->args.block_runs, cases[i][1], "%d lanes", lanes);
-        cr_expect_eq((int32_t) last_launch()->grid[0], items < 132 ? items : 132, "%d lanes",
-                     lanes);
+        const struct attn_decode_args *const args = &last_launch()->args;
+        cr_expect_eq(last_launch()->grid[0], GRID_256, "%d lanes", lanes);
+        cr_expect_geq(args->most_items, GRID_256, "%d lanes", lanes);
+        // 2500 leaves a sequence, in units of `unit`.
+        int32_t unit = 1;
+        while (3 * 2500 * lanes / unit > args->most_items) unit *= 2;
+        const int32_t units = 3 * ((2500 - 1) / unit + 1);
+        cr_expect(units == 3 || args->num_roots >= units * lanes, "%d lanes: %d roots", lanes,
+                  args->num_roots);
+        // Each sequence may begin and end within a unit.
+        cr_expect_leq(args->num_roots, args->most_items + (3 * 2 + 1) * lanes, "%d lanes", lanes);
     }
 }
 
 // A batch that is served: its workspace is what a caller sets aside for good.
 Test(launch, needs_little_workspace)
 {
-    fake.gpus[0].smem_optin = 100000;
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     struct attn_decode_params params = right_params();
     params.batch = 64;
     params.head_dim = 256;
     params.max_pages_per_seq = 131072 / 16;
     const size_t bytes = workspace_of(&params);
-    // 64 x 2048 leaves for 33 runs of 3 warps in each lane, slots of 8 rows.
-    const size_t slots = (size_t) attn_decode_run_roots(1324, 3, 256, 8);
-    cr_expect_eq(bytes, 132 * 3 * slots * 8 * (256 + 2) * 4);
-    cr_expect_lt(bytes, 64 << 20);
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    cr_expect(last_launch()->args.block_runs == 33 && last_launch()->grid[0] == 132);
+    cr_expect_eq(bytes, round_up(used_bytes(8, 256)));
+    cr_expect_lt(bytes, 32 << 20);
+    // 64 x 2048 leaves of 4 lanes, in units of 2^log: one of each level below log waits, of the
+    // lowest in shared memory.
+    const struct attn_decode_args *const args = &last_launch()->args;
+    int32_t log = 0;
+    while (64 * 2048 * 4 >> log > args->most_items) log++;
+    cr_expect(args->num_roots >= 64 * 4 * (2048 >> log) &&
+                  args->num_roots <= args->most_items + (64 * 2 + 1) * 4,
+              "%d", args->num_roots);
+    cr_expect(args->stack_slots >= log - LEVELS_256 && args->stack_slots <= log + 2, "%d",
+              args->stack_slots);
 }
 
 // A smaller call never needs more than the shape it was sized by.
 Test(launch, sizes_grow_with_the_shape)
 {
-    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
-    const struct attn_decode_params params = right_params();
-    struct attn_decode_shape shape = attn_decode_shape_of(&params);
-    size_t last = 0;
-    for (int32_t batch = 0; batch < 600; batch += 7) {
-        size_t bytes;
-        shape.batch = batch;
-        cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
-        cr_expect(bytes >= last && bytes % 256 == 0);
-        last = bytes;
+    static const char *const policies[] = { "chunk", "1", "3", "auto", "legacy" };
+    for (size_t p = 0; p < sizeof(policies) / sizeof(policies[0]); p++) {
+        open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
+        struct attn_decode_params params = right_params();
+        params.max_decode_seqs = 600;
+        size_t last = 0;
+        int32_t last_count = 0;
+        for (int32_t batch = 0; batch < 600; batch += 7) {
+            params.batch = batch;
+            const size_t bytes = workspace_of(&params);
+            const int32_t count = counters_of(&params);
+            cr_expect(bytes >= last && bytes % 256 == 0 && count >= last_count, "%s: batch %d",
+                      policies[p], batch);
+            last = bytes;
+            last_count = count;
+        }
+        for (int32_t pages = 100; pages > 0 && pages < INT32_MAX / 2; pages *= 2) {
+            params.max_pages_per_seq = pages;
+            const size_t bytes = workspace_of(&params);
+            const int32_t count = counters_of(&params);
+            cr_expect(bytes >= last && count >= last_count, "%s: %d pages", policies[p], pages);
+            last = bytes;
+            last_count = count;
+        }
     }
-    for (int32_t pages = 100; pages > 0 && pages < INT32_MAX / 2; pages *= 2) {
-        size_t bytes;
-        shape.max_pages_per_seq = pages;
-        cr_assert_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK);
-        cr_expect_geq(bytes, last);
-        last = bytes;
+}
+
+// Nor does one with a window, or a smaller one.
+Test(launch, sizes_cover_windows)
+{
+    static const char *const policies[] = { "chunk", "1", "3", "auto" };
+    static const int32_t windows[] = { 0, 1 << 20, 5000, 1600, 1000, 300, 77, 1 };
+    for (size_t p = 0; p < sizeof(policies) / sizeof(policies[0]); p++) {
+        open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
+        struct attn_decode_params params = right_params();
+        size_t bytes = SIZE_MAX;
+        int32_t count = INT32_MAX;
+        for (size_t i = 0; i < sizeof(windows) / sizeof(windows[0]); i++) {
+            params.window = windows[i];
+            const size_t now = workspace_of(&params);
+            const int32_t now_count = counters_of(&params);
+            cr_expect(now <= bytes && now_count <= count,
+                      "%s, window %d: %zu bytes, %d counters, but %zu and %d for a larger one",
+                      policies[p], windows[i], now, now_count, bytes, count);
+            bytes = now;
+            count = now_count;
+        }
     }
 }
 
 Test(launch, caps_the_grid)
 {
+    fake.gpus[0].sm_count = ATTN_DECODE_MAX_GRID / 2 + 1;
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     struct attn_decode_params params = right_params();
     params.batch = 1 << 20;
@@ -524,9 +617,15 @@ Test(launch, caps_the_grid)
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     cr_expect_eq(last_launch()->grid[0], ATTN_DECODE_MAX_GRID);
     cr_expect_eq(last_launch()->args.max_keys, INT32_MAX);
+    // 2^20 x 2^25 leaves, counted in as few units as stay below 2^30, rounded up for each sequence.
+    const int64_t units = ((int64_t) 1 << 25 >> last_launch()->args.min_shift) + 1;
+    cr_expect_lt(units << 20, (int64_t) 1 << 30);
+    cr_expect_geq(units << 22, (int64_t) 1 << 30);
 
-    // The limit of a test changes the grid and the runs, not the workspace.
+    // The limit of a test changes the grid and the units, not the workspace.
     params = right_params();
+    cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    const int32_t most_items = last_launch()->args.most_items;
     const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t unlimited, limited;
     cr_assert_eq(attn_decode_workspace(device, &shape, &unlimited), ATTN_OK);
@@ -534,30 +633,21 @@ Test(launch, caps_the_grid)
     cr_assert_eq(attn_decode_workspace(device, &shape, &limited), ATTN_OK);
     cr_expect_eq(limited, unlimited);
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    cr_expect_eq(last_launch()->grid[0], 4);
-    cr_expect_eq(last_launch()->args.block_runs, 1);
+    cr_expect_eq(last_launch()->grid[0], 5);
+    cr_expect(last_launch()->args.most_items >= 5 && last_launch()->args.most_items < most_items);
 }
 
-// What the last launch uses of the workspace, pieces left out.
-static size_t used_bytes(const int32_t warps, const int32_t rows, const int32_t head_dim)
+static void expect_within(const struct attn_decode_params *const params, const int32_t rows,
+                          const int32_t counters)
 {
     const struct attn_decode_args *const args = &last_launch()->args;
-    const size_t items = (size_t) args->block_runs * (size_t) args->lanes;
-    const size_t regions = args->block_runs > 1 ? items : last_launch()->grid[0];
-    return regions * (size_t) (warps * args->run_roots) * (size_t) rows * (size_t) (head_dim + 2) *
-           4;
-}
-
-static void expect_within(const struct attn_decode_params *const params, const int32_t rows)
-{
-    const int32_t warps = (int32_t) last_launch()->block[0] / 32;
-    const struct attn_decode_args *const args = &last_launch()->args;
-    const size_t before = (size_t) ((const char *) args->roots - (const char *) params->workspace);
-    const size_t used = before + used_bytes(warps, rows, params->head_dim);
-    cr_assert_leq(used, params->workspace_bytes,
-                  "%d x %d/%d heads of %d, %d pages, grid %u, %d runs of %d lanes", params->batch,
-                  params->num_q_heads, params->num_kv_heads, params->head_dim,
-                  params->max_pages_per_seq, last_launch()->grid[0], args->block_runs, args->lanes);
+    const size_t before = (size_t) ((const char *) args->slots - (const char *) params->workspace);
+    const size_t used = before + used_bytes(rows, params->head_dim);
+    cr_assert(used <= params->workspace_bytes && used_counters() <= counters,
+              "%d x %d/%d heads of %d, %d pages, grid %u: %zu bytes of %zu, %lld counters of %d",
+              params->batch, params->num_q_heads, params->num_kv_heads, params->head_dim,
+              params->max_pages_per_seq, last_launch()->grid[0], used, params->workspace_bytes,
+              (long long) used_counters(), counters);
 }
 
 enum {
@@ -584,10 +674,12 @@ Test(launch, keeps_a_limited_grid_within_the_workspace)
     static const char *const policies[] = { "chunk", "1", "auto" };
     for (size_t p = 0; p < 3; p++) {
         size_t whole[NUM_SIZES];
+        int32_t counters[NUM_SIZES];
         open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
         for (size_t i = 0; i < NUM_SIZES; i++) {
             const struct attn_decode_params params = sized_params(i);
             whole[i] = workspace_of(&params);
+            counters[i] = counters_of(&params);
         }
         for (size_t l = 0; l < sizeof(limits) / sizeof(limits[0]); l++) {
             open_device(ATTN_DEVICE_ORDINAL, policies[p], limits[l]);
@@ -598,17 +690,16 @@ Test(launch, keeps_a_limited_grid_within_the_workspace)
                 cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s",
                              attn_last_error());
                 cr_assert_leq(last_launch()->grid[0], (unsigned) limits[l]);
-                expect_within(&params, params.head_dim == 64 ? 16 : 8);
+                expect_within(&params, params.head_dim == 64 ? 16 : 8, counters[i]);
             }
         }
     }
 }
 
-// A few blocks less make runs a little longer, which may be what needs one slot more in each.
+// A few blocks less make units twice as long, which may be what needs one slot more in each.
 Test(launch, keeps_a_grid_that_is_almost_whole_within_the_workspace)
 {
-    fake.gpus[0].smem_optin = 100000;
-    open_device(ATTN_DEVICE_ORDINAL, NULL, 131);
+    open_device(ATTN_DEVICE_ORDINAL, NULL, GRID_256 - 1);
     for (int32_t pages = 1; pages < 60000; pages += pages / 200 + 1) {
         struct attn_decode_params params = right_params();
         params.head_dim = 256;
@@ -616,28 +707,58 @@ Test(launch, keeps_a_grid_that_is_almost_whole_within_the_workspace)
         params.max_pages_per_seq = pages;
         params.workspace_bytes = workspace_of(&params);
         cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-        expect_within(&params, 8);
+        cr_assert(last_launch()->grid[0] > 0 && last_launch()->grid[0] < GRID_256);
+        expect_within(&params, 8, counters_of(&params));
     }
 }
 
 // Numbers of work are int32 in the kernel.
 Test(launch, refuses_more_than_it_can_count)
 {
-    struct attn_decode_params params = right_params();
-    params.num_q_heads = params.num_kv_heads = 4;
-    params.max_decode_seqs = INT32_MAX;
-    struct attn_decode_shape shape = attn_decode_shape_of(&params);
-    size_t bytes;
-    shape.batch = 1 << 29;
-    open_device(ATTN_DEVICE_ORDINAL, "chunk", 0);
-    cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
-    cr_expect(strstr(attn_last_error(), "2147483648 counters"), "%s", attn_last_error());
-    shape.batch--;
-    cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_OK, "%s", attn_last_error());
-    open_device(ATTN_DEVICE_ORDINAL, "2", 0);
-    cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
-    cr_expect(strstr(attn_last_error(), "with 2 pieces a sequence that is more than 536870912"),
-              "%s", attn_last_error());
+    static const struct {
+        const char *policy, *sentence;
+        int32_t heads, batch;
+    } cases[] = {
+        { "chunk", "more than 536870912 pieces of work", 4, 1 << 27 },
+        { "1", "more than 536870912 pieces of work", 1 << 10, 1 << 19 },
+        { "2", "more than 536870912 pieces of work", 4, 1 << 26 },
+        { "2", "with 2 pieces a sequence that is more than 536870912", 1, 1 << 28 },
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        open_device(ATTN_DEVICE_ORDINAL, cases[i].policy, 0);
+        struct attn_decode_params params = right_params();
+        params.num_q_heads = params.num_kv_heads = cases[i].heads;
+        params.batch = cases[i].batch;
+        cr_expect_geq(counters_of(&params), 2);
+        params.batch++;
+        const struct attn_decode_shape shape = attn_decode_shape_of(&params);
+        size_t bytes;
+        cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
+        cr_expect(strstr(attn_last_error(), cases[i].sentence), "%s", attn_last_error());
+    }
+}
+
+// Roots and their counters are int32, too.
+Test(launch, counts_roots_of_many_lanes)
+{
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    for (int32_t log = 20; log <= 28; log++)
+        for (int32_t window = 0; window < 2; window++) {
+            struct attn_decode_params params = right_params();
+            params.num_q_heads = params.num_kv_heads = 1 << log;
+            params.batch = 1;
+            params.num_pages = 1;
+            params.max_pages_per_seq = INT32_MAX / 16;
+            params.window = window;
+            params.q = AT(1 << 8);
+            params.o = AT(1 << 9);
+            const enum attn_status status = attn_decode(device, &params, STREAM);
+            cr_expect(status == ATTN_OK || (log > 26 && status == ATTN_ERROR_UNSUPPORTED), "%d: %s",
+                      log, attn_last_error());
+            if (status != ATTN_OK) continue;
+            cr_expect_geq(last_launch()->args.num_roots, 0);
+            cr_expect_eq(used_counters(), counters_of(&params));
+        }
 }
 
 // ---- K and V as tensors that the copy engine takes boxes of

@@ -1,240 +1,386 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Leaves cut into runs of blocks and warps, as kernels/decode/decode_params.h says: the blocks of
-// the merge tree that a run keeps never outnumber the slots it is given. Followed leaf by leaf.
-#include "kernels/decode/decode_params.h"
+// How kernels/decode deals leaves, followed on the host for what attn_decode launches: units, what
+// waits while their leaves are merged, roots and where these meet. The workspace has room for all,
+// and every merge is one of the tree that a piece alone decides on.
+#include "attn/attn.h"
+#include "device.h"
+#include "support/fake_driver.h"
+#include "support/pack_folder.h"
 #include "tests/support/random.h"
 
 #include <criterion/criterion.h>
-#include <stdbool.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#define MAX_PIECES 24
+#define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
+#define TILE 64
+#define MAX_BATCH 300
+#define FAN (1 << ATTN_DECODE_FAN_LOG)
+// Roots in registers at the same time, as the row has room for them.
+#define MOST_AT_ONCE 4
 
-// A reduction of its own: leaves [first, end) have attended keys.
-struct piece {
-    int64_t first, end;
-};
+static const char *folder;
+static struct attn_device *device;
 
-// How the leaves of some pieces are dealt.
-struct deal {
-    struct piece pieces[MAX_PIECES];
-    int num_pieces;
-    int64_t total, longest;
-    int32_t block_runs, warps;
-    // Of each run: at least this many leaves, as a power of two.
-    int32_t run_log;
-    // Of the kernel. Of 8 rows as wide as 256 the lowest level waits outside the slots, see
-    // attn_decode_run_roots.
-    int32_t head_dim, rows;
-};
-
-struct cut {
-    int piece;
-    int64_t leaf;
-};
-
-static int32_t log2_floor(int64_t number)
+static void set_up(void)
 {
-    int32_t log = 0;
-    while (number >>= 1) log++;
-    return log;
+    unsetenv("METRALE_ATTN_DECODE_SPLITK");
+    unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
+    fake_driver_install();
+    folder = pack_folder_make();
+    cr_assert_not_null(folder);
+    cr_assert_eq(pack_folder_add("hopper", "libattn-hopper.so", SIZE_MAX), 0);
 }
 
-static int64_t count_run_leaves(const struct deal *const d)
+static void tear_down(void)
 {
-    const int64_t runs = (int64_t) d->block_runs * d->warps;
-    return (d->total - 1) / runs + 1;
+    attn_device_close(&device);
+    pack_folder_remove();
 }
 
-// The cut before leaf number `at` of all pieces.
-static struct cut find_cut(const struct deal *const d, int64_t at)
+TestSuite(runs, .init = set_up, .fini = tear_down);
+
+// A block of the tree: leaves.
+struct span {
+    int64_t begin, end;
+};
+
+// What the launch allows, and what of it was used.
+struct walk {
+    const struct attn_decode_args *args;
+    // Levels below wait in shared memory.
+    int32_t levels;
+    char label[176];
+    int32_t shift;
+    // Of one lane: roots so far; for each level and root whether something has met there.
+    int64_t roots;
+    unsigned char *met;
+    // Leaves that may still be followed one by one.
+    int64_t budget;
+};
+
+// What waits: in shared memory, and in slots of the workspace.
+struct stack {
+    struct span levels[64], slots[64];
+    uint64_t present;
+    int32_t used;
+};
+
+// The tree: what meets at leaf `middle` are the halves of the largest aligned block around it.
+static void merge(const struct walk *const w, const struct span piece, const struct span left,
+                  struct span *const right)
 {
-    if (at >= d->total) return (struct cut){ d->num_pieces, 0 };
-    int piece = 0;
-    while (at >= d->pieces[piece].end - d->pieces[piece].first) {
-        at -= d->pieces[piece].end - d->pieces[piece].first;
-        piece++;
-    }
-    const struct piece *const p = &d->pieces[piece];
-    if (at == 0) return (struct cut){ piece, p->first };
-    const int32_t piece_log = log2_floor(p->end - p->first);
-    const int32_t log = (piece_log < d->run_log ? piece_log : d->run_log) - ATTN_DECODE_SNAP;
-    const int64_t step = (int64_t) 1 << (log > 0 ? log : 0);
-    const int64_t leaf = (p->first + at + step / 2) / step * step;
-    return (struct cut){ piece, leaf < p->first ? p->first : leaf > p->end ? p->end : leaf };
+    const int64_t middle = right->begin, half = middle & -middle;
+    const int64_t begin = middle - half > piece.begin ? middle - half : piece.begin;
+    const int64_t end = middle + half < piece.end ? middle + half : piece.end;
+    cr_assert(left.end == middle && left.begin == begin && right->end == end,
+              "%s: [%lld, %lld) meets [%lld, %lld) in the piece [%lld, %lld)", w->label,
+              (long long) left.begin, (long long) left.end, (long long) middle,
+              (long long) right->end, (long long) piece.begin, (long long) piece.end);
+    right->begin = left.begin;
 }
 
-// Adds leaf `leaf` to the binary counter of its piece. `waiting`: levels that hold a left half.
-// Returns whether it became a root: a block whose left half is another run's.
-static bool push(const struct piece *const p, const int64_t leaf, uint64_t *const waiting)
+// As push in tree.cuh.
+static bool push(const struct walk *const w, struct stack *const s, const struct span piece,
+                 const int64_t first, const int64_t at, const bool is_last, struct span *const b)
 {
-    const bool last = leaf == p->end - 1;
     for (int level = 0;; level++) {
-        const int64_t start = leaf >> level << level;
-        if (last && start <= p->first) return false;
-        if (leaf >> level & 1) {
-            if (!(*waiting >> level & 1) && start > p->first) return true;
-            *waiting &= ~((uint64_t) 1 << level);
-        } else if (!last) {
-            *waiting |= (uint64_t) 1 << level;
+        if (is_last && at >> level << level <= first) return true;
+        const uint64_t bit = (uint64_t) 1 << level;
+        if (at >> level & 1) {
+            if (!(s->present & bit)) continue;
+            s->present &= ~bit;
+            merge(w, piece, level < w->levels ? s->levels[level] : s->slots[--s->used], b);
+        } else if (!is_last) {
+            s->present |= bit;
+            *(level < w->levels ? &s->levels[level] : &s->slots[s->used++]) = *b;
+            cr_assert_leq(s->used, w->args->stack_slots, "%s: %d wait", w->label, s->used);
             return false;
         }
     }
 }
 
-// What a run keeps of one piece: at most, and where the run ends.
-struct kept {
-    int most, last;
-};
-
-// `elsewhere`: levels that take no slot before the run's end.
-static struct kept walk_piece(const struct piece *const p, const int64_t begin, const int64_t end,
-                              const uint64_t elsewhere)
+static void expect_done(const struct walk *const w, const struct stack *const s,
+                        const struct span wanted, const struct span got)
 {
-    struct kept kept = { 0, 0 };
-    uint64_t waiting = 0;
-    int roots = 0;
-    for (int64_t leaf = begin; leaf < end; leaf++) {
-        roots += push(p, leaf, &waiting);
-        const int used = roots + __builtin_popcountll(waiting & ~elsewhere);
-        if (used > kept.most) kept.most = used;
+    cr_assert(!s->present && s->used == 0 && wanted.begin == got.begin && wanted.end == got.end,
+              "%s: [%lld, %lld) instead of [%lld, %lld), or something waits", w->label,
+              (long long) got.begin, (long long) got.end, (long long) wanted.begin,
+              (long long) wanted.end);
+}
+
+static void walk_unit(struct walk *const w, const struct span piece, const struct span unit)
+{
+    if (unit.end - unit.begin > w->budget) return;
+    w->budget -= unit.end - unit.begin;
+    struct stack s = { .present = 0 };
+    struct span b = { 0, 0 };
+    for (int64_t leaf = unit.begin; leaf < unit.end; leaf++) {
+        b = (struct span){ leaf, leaf + 1 };
+        const bool is_last = leaf + 1 == unit.end;
+        cr_assert_eq(push(w, &s, piece, unit.begin, leaf, is_last, &b), is_last);
     }
-    kept.last = roots + __builtin_popcountll(waiting);
-    if (kept.last > kept.most) kept.most = kept.last;
-    return kept;
+    expect_done(w, &s, unit, b);
 }
 
-// A run of `slots` slots, `head` of which are for what is left of a piece that begins before it, if
-// others follow.
-static void expect_room(const struct deal *const d, const struct cut from, const struct cut to,
-                        const int head, const int slots, const bool is_warp)
+// Block `index` of 2^log leaves.
+static struct span block_of(const struct span piece, const int64_t index, const int32_t log)
 {
-    for (int i = from.piece; i < d->num_pieces && i <= to.piece; i++) {
-        const struct piece *const p = &d->pieces[i];
-        const int64_t begin = i == from.piece ? from.leaf : p->first;
-        const int64_t end = i == to.piece ? to.leaf : p->end;
-        const struct kept kept = walk_piece(p, begin, end, d->head_dim == 256);
-        const bool is_head = begin > p->first;
-        const int room = is_head ? slots : slots - head;
-        // A block has room elsewhere for what waits while it merges.
-        const int most = is_warp ? kept.most : kept.last;
-        cr_assert(most <= room && (!is_head || end < p->end || kept.last <= head),
-                  "%s: [%lld, %lld) of the piece [%lld, %lld): %d blocks, %d at the end, for %d "
-                  "slots, %d of them at its head; %lld leaves, %d runs of %d warps, %d rows of %d",
-                  is_warp ? "warp" : "block", (long long) begin, (long long) end,
-                  (long long) p->first, (long long) p->end, most, kept.last, slots, head,
-                  (long long) d->total, d->block_runs, d->warps, d->rows, d->head_dim);
+    const int64_t begin = index << log, end = (index + 1) << log;
+    return (struct span){ begin > piece.begin ? begin : piece.begin,
+                          end < piece.end ? end : piece.end };
+}
+
+// Blocks low .. high of 2^log leaves, so many at once, as in gather.cuh.
+static void gather(const struct walk *const w, const struct span piece, const int64_t low,
+                   const int64_t high, const int32_t log, const int64_t at_once)
+{
+    struct stack s = { .present = 0 };
+    struct span b = { 0, 0 };
+    for (int64_t group = low / at_once; group <= high / at_once; group++) {
+        struct span part[MOST_AT_ONCE];
+        for (int64_t i = 0; i < at_once; i++) {
+            const int64_t index = group * at_once + i;
+            part[i] = block_of(piece, index < low ? low : index > high ? high : index, log);
+        }
+        for (int width = 1; width < at_once; width *= 2)
+            for (int i = 0; i < at_once; i += width * 2) {
+                const int64_t middle = group * at_once + i + width;
+                if (middle > high)
+                    part[i + width * 2 - 1] = part[i + width - 1];
+                else if (middle > low)
+                    merge(w, piece, part[i + width - 1], &part[i + width * 2 - 1]);
+            }
+        b = part[at_once - 1];
+        const bool is_last = group == high / at_once;
+        cr_assert_eq(push(w, &s, piece, low / at_once, group, is_last, &b), is_last);
+    }
+    const struct span wanted = { block_of(piece, low, log).begin, block_of(piece, high, log).end };
+    expect_done(w, &s, wanted, b);
+}
+
+// Block `index` of 2^log units of the piece whose roots begin at `roots` has a place of its own.
+static void meet(struct walk *const w, const int32_t level, const int64_t roots,
+                 const int64_t first_unit, const int64_t index, const int32_t log)
+{
+    const struct attn_decode_args *const args = w->args;
+    const int64_t unit = index << log > first_unit ? index << log : first_unit;
+    const int64_t root = roots + unit - first_unit;
+    cr_assert(level < args->root_levels && (root + 1) * args->lanes <= args->num_roots,
+              "%s: level %d, root %lld", w->label, level, (long long) root);
+    unsigned char *const met = &w->met[(int64_t) level * args->num_roots + root];
+    cr_assert_eq(*met, 0, "%s: two blocks at level %d, root %lld", w->label, level,
+                 (long long) root);
+    *met = 1;
+}
+
+// Roots of units first .. last, from level to level.
+static void merge_units(struct walk *const w, const struct span piece, const int64_t roots,
+                        const int64_t first_unit, const int64_t last_unit)
+{
+    int64_t first = first_unit, last = last_unit;
+    int32_t level = 0;
+    for (; first < last; level++) {
+        const int32_t log = level * ATTN_DECODE_FAN_LOG;
+        for (int64_t parent = first / FAN; parent <= last / FAN; parent++) {
+            const int64_t low = parent * FAN > first ? parent * FAN : first;
+            const int64_t high = parent * FAN + FAN - 1 < last ? parent * FAN + FAN - 1 : last;
+            meet(w, level, roots, first_unit, parent, log + ATTN_DECODE_FAN_LOG);
+            for (int64_t at_once = 2; low < high && at_once <= MOST_AT_ONCE; at_once *= 2)
+                gather(w, piece, low, high, log + w->shift, at_once);
+        }
+        first /= FAN;
+        last /= FAN;
+    }
+    cr_assert_leq(level, w->args->root_levels, "%s: %d levels", w->label, level);
+}
+
+static int64_t count_leaves(const struct span piece)
+{
+    return piece.end - piece.begin;
+}
+
+static void walk_piece(struct walk *const w, const struct span piece)
+{
+    if (count_leaves(piece) <= (int64_t) 1 << w->shift) {
+        walk_unit(w, piece, piece);
+        return;
+    }
+    const int64_t first = piece.begin >> w->shift, last = (piece.end - 1) >> w->shift;
+    for (int64_t unit = first; unit <= last; unit++)
+        walk_unit(w, piece, block_of(piece, unit, w->shift));
+    merge_units(w, piece, w->roots, first, last);
+    w->roots += last - first + 1;
+    cr_assert_leq(w->roots * w->args->lanes, w->args->num_roots, "%s: %lld roots of a lane",
+                  w->label, (long long) w->roots);
+}
+
+// Pieces of a sequence, none of them empty but where there are no keys at all.
+static int cut_sequence(const struct attn_decode_args *const args, const int64_t len,
+                        struct span *const pieces)
+{
+    const int64_t start = args->window > 0 && len > args->window ? len - args->window : 0;
+    if (len == 0) {
+        pieces[0] = (struct span){ 0, 1 };
+        return 1;
+    }
+    if (args->splits == 1) {
+        pieces[0] = (struct span){ start / TILE, (len - 1) / TILE + 1 };
+        return 1;
+    }
+    const int64_t even = (len - start + args->splits - 1) / args->splits;
+    const int64_t size = even > ATTN_DECODE_MIN_PIECE ? even : ATTN_DECODE_MIN_PIECE;
+    int count = 0;
+    for (int64_t left = len - start; left > 0; left -= size)
+        pieces[count++] = (struct span){ 0, ((left < size ? left : size) - 1) / TILE + 1 };
+    return count;
+}
+
+// All pieces, in units as large as choose_shift in schedule.cuh makes them.
+static void walk_lengths(struct walk *const w, const int32_t *const lens)
+{
+    static struct span pieces[MAX_BATCH * ATTN_MAX_DECODE_SPLITS];
+    const struct attn_decode_args *const args = w->args;
+    int count = 0;
+    for (int32_t i = 0; i < args->batch; i++) count += cut_sequence(args, lens[i], &pieces[count]);
+    // Pieces without keys count too.
+    int64_t leaves = args->batch * args->splits;
+    for (int i = 0; i < count; i++) leaves += count_leaves(pieces[i]) >> args->min_shift;
+    cr_assert_lt(leaves, 1 << 30, "%s", w->label);
+    w->shift = 0;
+    while (leaves * args->lanes >> w->shift > args->most_items) w->shift++;
+    w->shift += args->min_shift;
+    // No piece has as many leaves; they are numbers of 32 bits, shifted.
+    if (w->shift > 31) w->shift = 31;
+    w->roots = 0;
+    w->met = calloc((size_t) args->root_levels * (size_t) args->num_roots + 1, 1);
+    cr_assert_not_null(w->met);
+    for (int i = 0; i < count; i++) walk_piece(w, pieces[i]);
+    free(w->met);
+}
+
+// ---- what is drawn
+
+static int32_t draw_log(struct random *const random, const uint32_t max_log)
+{
+    const uint32_t log = random_below(random, max_log + 1);
+    return (int32_t) (((uint32_t) 1 << log) + random_below(random, (uint32_t) 1 << log));
+}
+
+// Of one call: full rows; any; a length that makes windows begin just before an aligned block; one
+// long sequence among short ones.
+static void draw_lengths(struct random *const random, const struct attn_decode_args *const args,
+                         int32_t *const lens)
+{
+    const uint32_t kind = random_below(random, 5), most = (uint32_t) args->max_keys;
+    const uint32_t same = random_below(random, most) + 1, the_long = random_below(random, 8);
+    for (int32_t i = 0; i < args->batch; i++) {
+        const int64_t keys = ((int64_t) TILE << random_below(random, 20)) + args->window -
+                             random_below(random, TILE + 2);
+        const uint32_t little = random_below(random, most < 700 ? most + 1 : 700);
+        const int64_t len[] = { most, same, random_below(random, most) + 1, keys,
+                                (uint32_t) i == the_long ? most : little };
+        lens[i] = len[kind] > most ? (int32_t) most : len[kind] < 0 ? 0 : (int32_t) len[kind];
     }
 }
 
-static void deal_leaves(struct deal *const d)
+static struct attn_decode_params draw_params(struct random *const random, const uint32_t max_log)
 {
-    d->total = d->longest = 0;
-    for (int i = 0; i < d->num_pieces; i++) {
-        const int64_t leaves = d->pieces[i].end - d->pieces[i].first;
-        d->total += leaves;
-        if (d->pieces[i].end > d->longest) d->longest = d->pieces[i].end;
-    }
+    static const int32_t heads[] = { 1, 1, 1, 2, 3, 4, 8, 13, 32, 100, 300 };
+    struct attn_decode_params params = ATTN_DECODE_PARAMS_INIT;
+    params.q_dtype = params.kv_dtype = ATTN_DTYPE_BF16;
+    params.head_dim = random_below(random, 2) ? 64 : 256;
+    params.num_kv_heads = heads[random_below(random, sizeof(heads) / sizeof(heads[0]))];
+    params.num_q_heads = params.num_kv_heads * (random_below(random, 2) ? 1 : 6);
+    params.batch = 1 + (int32_t) random_below(random, random_below(random, 2) ? 6 : MAX_BATCH);
+    params.page_size = 16;
+    params.max_pages_per_seq = draw_log(random, max_log);
+    // Some tables have room for all lengths there are.
+    if (random_below(random, 8) == 0) params.max_pages_per_seq = INT32_MAX / 16 + 1;
+    const int32_t windows[] = { 0, 0, 1, 50, TILE, TILE + 1, 300, draw_log(random, 17) };
+    params.window = windows[random_below(random, sizeof(windows) / sizeof(windows[0]))];
+    params.num_pages = 1000;
+    params.max_decode_seqs = params.batch + (int32_t) random_below(random, 3);
+    params.q = AT(1);
+    params.o = AT(2);
+    params.k_pool = AT(3);
+    params.v_pool = AT(4);
+    params.block_table = AT(5);
+    params.seq_lens = AT(6);
+    params.workspace = AT(9);
+    params.workspace_bytes = SIZE_MAX / 4;
+    params.counters = AT(1 << 10);
+    return params;
 }
 
-static int32_t slots_of(const struct deal *const d)
+static void open_device(struct random *const random)
 {
-    int64_t rounded = 1;
-    while (rounded < d->longest) rounded *= 2;
-    const int64_t run = count_run_leaves(d);
-    return attn_decode_run_roots(run < rounded ? run : rounded, d->warps, d->head_dim, d->rows);
+    static const char *const policies[] = {
+        NULL, NULL, NULL, "1", "2", "7", "16", "auto", "legacy"
+    };
+    static const int32_t limits[] = { 0, 0, 1, 3, 7 };
+    static const int sm_counts[] = { 132, 132, 132, 1, 2, 48, 700 };
+    attn_device_close(&device);
+    // Or it would run out of kernels.
+    fake_driver_install();
+    fake.gpus[0].sm_count = sm_counts[random_below(random, 7)];
+    struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
+    params.kind = ATTN_DEVICE_ORDINAL;
+    params.pack_dir = folder;
+    params.splitk_policy = policies[random_below(random, 9)];
+    params.grid_limit = limits[random_below(random, 5)];
+    cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
 }
 
-static void walk_runs(struct deal *const d)
+static int32_t levels_of(const struct fake_launch *const launch)
 {
-    const int64_t size = d->total / d->block_runs, rest = d->total % d->block_runs;
-    const int64_t longest_block = size + (rest > 0);
-    const int64_t warps = longest_block < d->warps ? longest_block : d->warps;
-    const int32_t slots = slots_of(d);
-    d->run_log = log2_floor(size / warps > 1 ? size / warps : 1);
-    for (int64_t run = 0, begin = 0; run < d->block_runs; run++) {
-        const int64_t count = size + (run < rest);
-        const int64_t each = count / warps, longer = count % warps;
-        expect_room(d, find_cut(d, begin), find_cut(d, begin + count), ATTN_DECODE_BLOCK_HEAD,
-                    slots * d->warps, false);
-        for (int64_t warp = 0; warp < warps; warp++) {
-            const int64_t length = each + (warp < longer);
-            expect_room(d, find_cut(d, begin), find_cut(d, begin + length), ATTN_DECODE_WARP_HEAD,
-                        slots, true);
-            begin += length;
+    const struct attn_pack *const pack = device->pack;
+    for (uint32_t i = 0; i < pack->num_rows; i++)
+        if (strcmp(pack->rows[i].name, launch->kernel) == 0) return pack->rows[i].levels;
+    cr_assert_fail("no row %s", launch->kernel);
+    return 0;
+}
+
+// `max_log`: of pages of a sequence.
+static void walk_launches(const uint64_t seed, const int devices, const uint32_t max_log,
+                          const int64_t budget)
+{
+    struct random random = { random_seed(seed) };
+    for (int trial = 0; trial < devices * 8; trial++) {
+        if (trial % 8 == 0) open_device(&random);
+        const struct attn_decode_params params = draw_params(&random, max_log);
+        cr_assert_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+        const struct fake_launch *const launch =
+            &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
+        struct walk w = { .args = &launch->args, .levels = levels_of(launch), .budget = budget };
+        int32_t lens[MAX_BATCH];
+        for (int i = 0; i < 4; i++) {
+            draw_lengths(&random, w.args, lens);
+            snprintf(w.label, sizeof(w.label),
+                     "trial %d.%d: grid %u, batch %d, %d lanes, %d pages, window %d, %d splits, "
+                     "%d levels, room for %d",
+                     trial, i, launch->grid[0], params.batch, w.args->lanes,
+                     params.max_pages_per_seq, params.window, w.args->splits, w.levels,
+                     w.args->stack_slots);
+            walk_lengths(&w, lens);
         }
     }
 }
 
-// Walks all runs, of either kind of kernel.
-static void walk(struct deal *const d)
+Test(runs, have_room)
 {
-    static const int32_t kernels[][2] = { { 64, 16 }, { 256, 8 } };
-    deal_leaves(d);
-    for (size_t i = 0; i < 2; i++) {
-        d->head_dim = kernels[i][0];
-        d->rows = kernels[i][1];
-        walk_runs(d);
-    }
+    walk_launches(41, 400, 14, 1 << 16);
 }
 
-// Every length and window start of one piece, cut into few and many runs.
-Test(runs, of_one_piece_have_room)
+Test(runs, of_short_pieces_have_room)
 {
-    for (int64_t end = 1; end <= 260; end++)
-        for (int64_t first = 0; first < end; first += first < 20 || end - first < 40 ? 1 : 7)
-            for (int32_t block_runs = 1; block_runs <= 5 && block_runs <= end - first; block_runs++)
-                for (int32_t warps = 1; warps <= 16; warps += warps < 4 ? 3 : 6) {
-                    struct deal d = { .pieces = { { first, end } }, .num_pieces = 1 };
-                    d.block_runs = block_runs;
-                    d.warps = warps;
-                    walk(&d);
-                }
+    walk_launches(42, 400, 7, 1 << 16);
 }
 
-static int64_t draw_leaves(struct random *const random, const int32_t max_log)
-{
-    const uint32_t log = random_below(random, (uint32_t) max_log + 1);
-    return 1 + random_below(random, (uint32_t) 1 << log);
-}
-
-Test(runs, of_many_pieces_have_room)
-{
-    struct random random = { random_seed(41) };
-    for (int trial = 0; trial < 40000; trial++) {
-        struct deal d = { .num_pieces = 1 + (int) random_below(&random, MAX_PIECES) };
-        // Some trials: one length for all.
-        const int64_t same = random_below(&random, 3) ? 0 : draw_leaves(&random, 11);
-        int64_t total = 0;
-        for (int i = 0; i < d.num_pieces; i++) {
-            const int64_t leaves = same ? same : draw_leaves(&random, 11);
-            // Windows start anywhere; a leaf before a power of two lets a block wait high up.
-            const int64_t before[] = { 0, draw_leaves(&random, 12),
-                                       ((int64_t) 1 << random_below(&random, 13)) - 1 };
-            const int64_t first = before[random_below(&random, 3)];
-            d.pieces[i] = (struct piece){ first, first + leaves };
-            total += leaves;
-        }
-        d.warps = 1 + (int32_t) random_below(&random, 16);
-        d.block_runs = 1 + (int32_t) random_below(&random, 12);
-        if (d.block_runs > total) d.block_runs = (int32_t) total;
-        walk(&d);
-    }
-}
-
-// Of long runs: a piece that begins just before an aligned block, a cut at its ends.
+// Units of very many leaves.
 Test(runs, of_long_pieces_have_room)
 {
-    struct random random = { random_seed(42) };
-    for (int trial = 0; trial < 60; trial++) {
-        struct deal d = { .num_pieces = 1 + (int) random_below(&random, 3) };
-        for (int i = 0; i < d.num_pieces; i++) {
-            const int64_t first =
-                ((int64_t) 1 << random_below(&random, 18)) - 1 - random_below(&random, 2);
-            const int64_t leaves = 1 + random_below(&random, 1 << 17);
-            d.pieces[i] = (struct piece){ first < 0 ? 0 : first, first + 1 + leaves };
-        }
-        d.warps = 1 + (int32_t) random_below(&random, 16);
-        d.block_runs = 1 + (int32_t) random_below(&random, 3);
-        walk(&d);
-    }
+    walk_launches(43, 30, 22, 1 << 22);
 }

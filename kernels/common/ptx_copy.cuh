@@ -19,18 +19,6 @@ static __device__ __forceinline__ void cp_async_16(uint32_t s_target, const void
                  : "memory");
 }
 
-// cp.async.commit_group, same section.
-static __device__ __forceinline__ void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// cp.async.wait_group, same section: all but the newest PENDING groups of this thread are complete.
-template <int PENDING> static __device__ __forceinline__ void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // ---- barriers in shared memory. PTX ISA, "Parallel Synchronization and Communication
 // Instructions: mbarrier".
 
@@ -93,6 +81,43 @@ static __device__ __forceinline__ void copy_box(uint32_t s_target, const void *m
                  "[%0], [%1, {%2, %3, %2, %4, %5}], [%6];" ::"r"(s_target),
                  "l"(map), "r"(0), "r"(row), "r"(head), "r"(page), "r"(s_barrier)
                  : "memory");
+}
+
+// prefetch.tensormap: of a map among the kernel's parameters. PTX ISA, "prefetch".
+static __device__ __forceinline__ void prefetch_map(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// atom.acq_rel.gpu.add: after what this thread knows to be written, before what it reads later. PTX
+// ISA, "atom".
+static __device__ __forceinline__ int32_t add_in_order(int32_t *g_target, int32_t value)
+{
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(g_target), "r"(value)
+                 : "memory");
+    return before;
+}
+
+// ld.relaxed.gpu.global: what other blocks have written, once a fence lets it be seen. PTX ISA, "ld".
+static __device__ __forceinline__ float load_global_float(const float *g_source)
+{
+    float value;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(g_source) : "memory");
+    return value;
+}
+
+// The same, 16 bytes.
+static __device__ __forceinline__ float4 load_global_float4(const float4 *g_source)
+{
+    float4 value;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "l"(g_source)
+                 : "memory");
+    return value;
 }
 
 // ld.global.nc with no allocation in L1, 16 bytes. PTX ISA, "ld.global.nc".

@@ -12,6 +12,9 @@ constexpr int ROWS = ROW_ROWS;
 constexpr int TILE = ROW_TILE;
 constexpr int WARPS = ROW_WARPS;
 constexpr int STAGES = ROW_STAGES;
+// The lowest levels of the merge tree, which come and go with every few leaves: what waits there has
+// a place in shared memory.
+constexpr int LEVELS = ROW_LEVELS;
 
 // Types as in src/pack.h.
 constexpr bool Q_IS_BF16 = ROW_Q == 1;
@@ -22,20 +25,26 @@ constexpr bool MMA_IS_BF16 = Q_IS_BF16 && !KV_IS_E4M3;
 constexpr bool SCALE_Q = Q_IS_BF16 && KV_IS_E4M3;
 constexpr int KV_BYTES = KV_IS_E4M3 ? 1 : 2;
 
+// WARPS warps multiply, another one copies.
 constexpr int THREADS = WARPS * 32;
+constexpr int BLOCK_THREADS = ATTN_DECODE_THREADS(WARPS);
 constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int DIM_STEPS = HEAD_DIM / 16;
-// Keys of a leaf go through the MMAs in groups.
+// Steps of 16 columns whose sums a warp has, from step warp * STEPS on; a warp beyond has none.
+constexpr int STEPS = DIM_STEPS > WARPS ? DIM_STEPS / WARPS : 1;
+// Keys of a tile go through the MMAs in groups. A warp has groups warp, warp + WARPS, ...
 constexpr int GROUP = ATTN_DECODE_GROUP;
 constexpr int GROUPS = TILE / GROUP;
-// Parts of a leaf: groups of K, then groups of V.
-constexpr int PARTS = 2 * GROUPS;
-// Keys of a leaf that one lane looks up.
-constexpr int LANE_KEYS = TILE / 32;
-// Bytes and 16-byte pieces of a key's row, and bytes of a group.
+constexpr int OWN_GROUPS = GROUPS > WARPS ? GROUPS / WARPS : 1;
+// Warps that have scores.
+constexpr int SCORERS = GROUPS < WARPS ? GROUPS : WARPS;
+// Words of a bit for each key of a tile; keys of a tile that one lane looks up.
+constexpr int WORDS = TILE / 32;
+// Bytes and 16-byte pieces of a key's row; bytes of a group, of a tile.
 constexpr int ROW_BYTES = HEAD_DIM * KV_BYTES;
 constexpr int PIECES = ROW_BYTES / 16;
 constexpr int GROUP_BYTES = GROUP * ROW_BYTES;
+constexpr int TILE_BYTES = TILE * ROW_BYTES;
 // Rows that a warp copies at once, and copies of a lane for each of them.
 constexpr int ROW_LANES = PIECES < 32 ? PIECES : 32;
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
@@ -44,61 +53,12 @@ constexpr int ROW_COPIES = PIECES / ROW_LANES;
 constexpr int LINE_BYTES = ROW_BYTES < 128 ? ROW_BYTES : 128;
 constexpr int LINE_PIECES = LINE_BYTES / 16;
 // Queries stay in registers where there is room for them and the sums.
-constexpr bool Q_IN_REGISTERS = ROWS * HEAD_DIM <= (ROWS == 8 ? 2048 : 1024);
-// A left half of the lowest level of the merge tree waits in shared memory where there is room.
-constexpr bool LEVEL_0_IN_SHARED = ROWS == 8 && HEAD_DIM <= 256;
-
-constexpr int SLOT_FLOATS = ROWS * (HEAD_DIM + 2);
-
-// ---- merging of roots, see gather.cuh. An entry: o, m and l of a root, as far as a warp has them
-
-constexpr int ML_BYTES = ROW_BLOCKS * 4 * 16;
-constexpr int LIST_BYTES = 33 * 16;
-
-static constexpr int steps_in(int passes)
-{
-    return (DIM_STEPS - 1) / (WARPS * passes) + 1;
-}
-
-static constexpr int working_in(int passes)
-{
-    return (DIM_STEPS - 1) / (steps_in(passes) * passes) + 1;
-}
-
-// What of the ring a warp gets.
-static constexpr int pool_bytes(int passes)
-{
-    return STAGES * GROUP_BYTES * WARPS / working_in(passes) / 128 * 128;
-}
-
-static constexpr int entry_bytes(int passes)
-{
-    return steps_in(passes) * ROW_BLOCKS * 32 * 16 + ML_BYTES;
-}
-
-static constexpr int entries_in(int passes)
-{
-    const int entries = (pool_bytes(passes) - LIST_BYTES) / entry_bytes(passes);
-    return entries < 32 ? entries : 32;
-}
-
-// Columns are gone through in passes if the ring would hold too few roots. What cannot be merged
-// yet are, of 2^n units, n + 1 roots at most: 512 blocks of 16 warps have fewer than 2^18.
-static constexpr int count_passes()
-{
-    int passes = 1;
-    while (entries_in(passes) < 22 && passes < DIM_STEPS) passes++;
-    return passes;
-}
-
-constexpr int PASSES = count_passes();
-constexpr int SHARE_STEPS = steps_in(PASSES);
-constexpr int WORKING = working_in(PASSES);
-constexpr int POOL_BYTES = pool_bytes(PASSES);
-constexpr int ENTRY_BYTES = entry_bytes(PASSES);
-constexpr int ROOTS = entries_in(PASSES);
-
-static_assert(ROOTS >= 22, "the ring holds what waits, and more");
+constexpr bool Q_IN_REGISTERS = ATTN_DECODE_Q_IN_REGISTERS(ROWS, HEAD_DIM);
+// Slots, of which a block of the merge tree takes one: [step][row block][lane] of o, then
+// [warp][row block][t] of m and l; float4 each. Nobody reads what another warp has written.
+constexpr int SLOT_FLOATS = ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
+// Roots that meet in one place.
+constexpr int FAN_LOG = ATTN_DECODE_FAN_LOG;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
@@ -106,67 +66,83 @@ constexpr float LN_2 = 0.6931471805599453f;
 // they are. FP16: small weights stay clear of the subnormals.
 constexpr float SHIFT = MMA_IS_BF16 ? 16.0f : -14.0f;
 
-// Where a run begins or ends: before leaf `leaf` of piece `piece`. Of the piece: the sum of counts
-// before it, and its own.
-struct cut {
-    int32_t piece;
-    uint32_t leaf;
-    int32_t before, count;
-    // Whether the piece has leaves on both sides.
-    bool is_inside;
-};
-
-// How units are dealt: the first `rest` block runs have size + 1, the others `size`; a block run
-// goes in equal parts to `warps` warps.
+// How the leaves of all pieces are dealt: in units of 2^shift leaves.
 struct deal {
+    // Units of a lane; more than there are blocks: blocks ask for more once they are done.
     int32_t total;
-    int32_t size, rest;
-    int32_t warps;
-    // log2 of the units of a warp's run.
-    int32_t run_log;
+    int32_t shift;
 };
 
-// Much of what follows could be in registers, but those have better uses.
+// A unit, as the copying warp tells the others.
+struct alignas(16) unit_info {
+    // Its leaves [first, end).
+    uint32_t first, end;
+    int32_t sequence;
+    // Negative: there are no more units.
+    int32_t lane;
+    // Its piece, and of that units first_unit .. last_unit, of which this is `unit`; where their
+    // roots are.
+    int32_t piece;
+    int32_t unit, first_unit, last_unit;
+    int32_t slot;
+};
+
+// Which keys of a leaf are attended.
+struct alignas(16) visible_keys {
+    uint32_t bits[4];
+};
+
+// Units, and leaves, that are known at the same time: those in the ring, and one more.
+constexpr int INFOS = ATTN_DECODE_INFOS(STAGES);
+
 struct smem {
-    // Of each warp the parts of leaves in turn: groups of K, then groups of V. While roots are
-    // merged, they lie here.
-    unsigned char ring[WARPS][STAGES][GROUP_BYTES];
-    // MMA fragments of the queries: [row block][step][lane].
-    alignas(
-        16) uint2 q[Q_IN_REGISTERS ? 1 : WARPS][Q_IN_REGISTERS ? 1 : ROW_BLOCKS * DIM_STEPS * 32];
-    alignas(16) float level_0[LEVEL_0_IN_SHARED ? WARPS : 1][LEVEL_0_IN_SHARED ? SLOT_FLOATS : 4];
-    // One for each place in the ring: it is there.
-    uint64_t full[WARPS][STAGES];
-    // Units before the pieces of thread i; of all pieces.
-    int32_t prefix[THREADS];
-    int32_t warp_sum[WARPS];
+    // Tiles in turn: of a leaf K, then V.
+    unsigned char ring[STAGES][TILE_BYTES];
+    // MMA fragments of the queries, of this lane and of the one before: [row block][step][lane].
+    alignas(16) uint2 q[Q_IN_REGISTERS ? 1 : 2][Q_IN_REGISTERS ? 1 : ROW_BLOCKS * DIM_STEPS * 32];
+    alignas(16) float levels[LEVELS][SLOT_FLOATS];
+    // MMA fragments of the weights.
+    alignas(16) uint2 p[GROUPS][ROW_BLOCKS][32];
+    // Of each warp's keys: the largest score and the sum of weights of each row, two rows together.
+    alignas(16) float2 max[ROWS / 2][SCORERS];
+    alignas(16) float2 sum[ROWS / 2][SCORERS];
+    unit_info units_told[INFOS];
+    visible_keys visible[INFOS];
+    // One for each place in the ring: it is there; it was read. One for each place in units_told.
+    uint64_t full[STAGES], empty[STAGES], told[INFOS];
+    // Units before the pieces of thread i, and roots.
+    int32_t units[BLOCK_THREADS], slots[BLOCK_THREADS];
+    int32_t warp_sum[WARPS + 1][2];
     deal dealt;
-    // Where the warps' runs begin and end.
-    cut cuts[WARPS][2];
     int32_t arrived;
 };
 
-// Where a warp is in its ring: which place is next, and the phase of its barrier.
-struct ring_place {
+constexpr int SMEM_BYTES =
+    attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS, STAGES, LEVELS);
+
+// A place in a ring of SIZE, and the phase of its barrier.
+template <int SIZE> struct ring_place {
     int32_t slot;
     uint32_t phase;
 
     __device__ __forceinline__ void next()
     {
         slot++;
-        if (slot < STAGES) return;
+        if (slot < SIZE) return;
         slot = 0;
         phase ^= 1;
     }
 };
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
-static_assert(TILE % 32 == 0 && (TILE & (TILE - 1)) == 0, "a leaf is a power of two, whole words");
-static_assert(STAGES >= 2 && STAGES <= PARTS, "a warp has at most a leaf in flight");
+static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0, "visible_keys has the bits");
+static_assert((WARPS & (WARPS - 1)) == 0, "groups and steps are dealt evenly");
+static_assert(LEVELS >= 1 && SCORERS % 2 == 0, "see smem");
+static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");
-static_assert(sizeof(smem) == attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, WARPS, STAGES),
+static_assert(sizeof(smem) <= SMEM_BYTES,
               "the host asks for what the kernel uses");
-static_assert(sizeof(smem) <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
+static_assert(SMEM_BYTES <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
 
 static __device__ __forceinline__ int lane_id()
 {

@@ -29,15 +29,14 @@ struct attn_decode_args {
     float *lse;
     const float *k_scales, *v_scales;
     int32_t *fault;
-    // Of each (block run, lane), or of each block if there is one block run: a region of warps *
-    // run_roots slots, each of attn_decode_slot_floats: blocks of the merge tree that wait, and
-    // those that others will merge.
-    float *roots;
+    // Slots, of ATTN_DECODE_SLOT_FLOATS each, for blocks of the merge tree: num_roots of those that
+    // meet others' in the end, then stack_slots for each block of the grid.
+    float *slots;
     // splits > 1: what pieces have given, [batch, num_q_heads, splits][head_dim + 2]: unnormalised
     // o, m, l.
     float *pieces;
-    // Arrivals; 0 before and after. If block_runs > 1, one word for each (piece, lane); then, if
-    // splits > 1, one for each (sequence, lane).
+    // 0 before and after. Units that blocks have asked for; blocks that are done; root_levels times
+    // num_roots arrivals of roots; then, if splits > 1, those of pieces of each (sequence, lane).
     int32_t *counters;
     int64_t q_stride;
     int64_t k_page_stride, k_token_stride, k_head_stride;
@@ -62,10 +61,9 @@ struct attn_decode_args {
     int32_t splits_shift;
     // num_kv_heads * row_groups.
     int32_t lanes;
-    // A lane's leaves are cut into this many runs for blocks, each of which is cut for its warps.
-    int32_t block_runs;
-    // Slots of a warp.
-    int32_t run_roots;
+    // Leaves are dealt in units, the smallest with which there are at most so many of (unit, lane).
+    int32_t most_items;
+    int32_t num_roots, root_levels, stack_slots;
     // Leaves are counted in units of 2^min_shift: the largest count stays below 2^30.
     int32_t min_shift;
     int32_t has_boxes;
@@ -97,40 +95,21 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 }
 
 // Blocks of a launch at most; work beyond is walked.
-#define ATTN_DECODE_MAX_GRID 512
-// Runs are cut at multiples of at least 2^-ATTN_DECODE_SNAP of the smaller of the run and the
-// sequence: so few aligned blocks of the tree are cut off.
-#define ATTN_DECODE_SNAP 3
-// Slots for the part of a sequence that begins before the run of a warp, of a block.
-#define ATTN_DECODE_WARP_HEAD 5
-#define ATTN_DECODE_BLOCK_HEAD 8
-// Slots that a block needs for the roots that its warps' come to.
-#define ATTN_DECODE_BLOCK_ROOTS 18
+#define ATTN_DECODE_MAX_GRID 1024
+// At most 2^ATTN_DECODE_FAN_LOG roots are merged by one block.
+#define ATTN_DECODE_FAN_LOG 4
 // Keys of the smallest piece under a split count.
 #define ATTN_DECODE_MIN_PIECE 256
 
-// Floats of a slot: o of each row, then m and l of each row.
-static inline int64_t attn_decode_slot_floats(int32_t head_dim, int32_t rows)
-{
-    return (int64_t) rows * (head_dim + 2);
-}
+// Threads of a block: those of `warps` warps that multiply, and of one that copies.
+#define ATTN_DECODE_THREADS(warps) (((warps) + 1) * 32)
+// Floats of a slot: o of each row, then m and l of each row, for each warp.
+#define ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) ((rows) * ((head_dim) + 2 * (warps)))
+#define ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) \
+    ((rows) * (head_dim) <= ((rows) == 8 ? 2048 : 1024))
+#define ATTN_DECODE_INFOS(stages) (((stages) + 1) / 2 + 1)
 
-// Slots that a warp needs for a run of up to `leaves` leaves. Of the sequence that the run's end
-// cuts off wait blocks of distinct levels, the leftmost of any.
-static inline int32_t attn_decode_run_roots(int64_t leaves, int32_t warps, int32_t head_dim,
-                                            int32_t rows)
-{
-    // The lowest level waits elsewhere, and is a root only of short runs.
-    const int32_t elsewhere = rows == 8 && head_dim <= 256 && leaves >= 64;
-    const int64_t longest = leaves + (leaves >> ATTN_DECODE_SNAP) + 1;
-    int32_t levels = 1;
-    while (((int64_t) 1 << levels) - 1 <= longest) levels++;
-    const int32_t roots = ATTN_DECODE_WARP_HEAD + levels - elsewhere;
-    const int32_t least = (ATTN_DECODE_BLOCK_ROOTS + warps - 1) / warps;
-    return roots > least ? roots : least;
-}
-
-// Keys of a tile of K or V.
+// Keys of a group.
 #define ATTN_DECODE_GROUP 16
 
 // Dynamic shared memory of a block, in bytes: of struct smem in config.cuh.
@@ -139,18 +118,20 @@ static constexpr int32_t
 #else
 static inline int32_t
 #endif
-attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t warps,
-                       int32_t stages)
+attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t tile, int32_t warps,
+                       int32_t stages, int32_t levels)
 {
-    const int32_t ring = warps * stages * ATTN_DECODE_GROUP * head_dim * kv_bytes;
-    // Queries that do not fit the registers.
+    const int32_t groups = tile / ATTN_DECODE_GROUP, scorers = groups < warps ? groups : warps;
+    const int32_t ring = stages * tile * head_dim * kv_bytes;
     const int32_t q =
-        rows * head_dim > (rows == 8 ? 2048 : 1024) ? warps * rows * head_dim * 2 : 16;
-    const int32_t level_0 = rows == 8 && head_dim <= 256 ? warps * rows * (head_dim + 2) * 4 : 16;
-    const int32_t barriers = warps * stages * 8;
-    // Sums of units, one a thread and one a warp; two cuts a warp; six words.
-    const int32_t schedule = warps * (32 + 1) * 4 + warps * 2 * 20 + 6 * 4;
-    return (ring + q + level_0 + barriers + schedule + 15) / 16 * 16;
+        ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
+    const int32_t waiting = levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4;
+    const int32_t weights = groups * rows * 32 + scorers * rows * 8;
+    const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 16 + 8);
+    const int32_t barriers = stages * 16;
+    // Sums of units and roots, a thread's and a warp's; three words.
+    const int32_t schedule = (warps + 1) * (32 + 1) * 8 + 3 * 4;
+    return (ring + q + waiting + weights + infos + barriers + schedule + 15) / 16 * 16;
 }
 
 #endif

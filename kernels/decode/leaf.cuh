@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// A leaf of the tree, by one warp: S^T = K Q^T over 16 keys a group, weights, O^T = V^T P^T.
+// A leaf of the tree: S^T = K Q^T, a warp some groups of 16 keys, weights, which the warps exchange,
+// and O^T = V^T P^T, a warp some columns.
 #pragma once
 
 #include "decode/tree.cuh"
@@ -55,7 +56,8 @@ static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float facto
 }
 
 // Fragments of `num_rows` rows from query head `first_head` on. The columns of a step that lane t
-// has are those that it has of K: 2t, 2t + 1, 2t + 8, 2t + 9; E4M3: 4t .. 4t + 3.
+// has are those that it has of K: 2t, 2t + 1, 2t + 8, 2t + 9; E4M3: 4t .. 4t + 3. Into s_q, if not
+// into registers, each warp brings a part.
 static __device__ __forceinline__ void load_query(const attn_decode_args &args, int32_t sequence,
                                                   int32_t first_head, int32_t num_rows, uint2 *s_q,
                                                   query &q)
@@ -91,6 +93,7 @@ static __device__ __forceinline__ void load_query(const attn_decode_args &args, 
         }
 #pragma unroll
         for (int step = 0; step < DIM_STEPS; step++) {
+            if (!Q_IN_REGISTERS && step % WARPS != warp_id()) continue;
             uint2 pair = make_uint2(load_pair(g_row, step * 16 + column, is_row),
                                     load_pair(g_row, step * 16 + column + GAP, is_row));
             if constexpr (SCALE_Q)
@@ -143,9 +146,10 @@ static __device__ __forceinline__ void load_k(uint32_t s_piece, uint32_t offset,
 static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_piece, uint32_t offset,
                                                   float (&sum)[ROW_BLOCKS][4])
 {
-    // Two chains of MMAs, even and odd steps, halve the latency.
+    // Chains of MMAs: less latency, and shorter sums, as MMAs do not round to nearest.
+    constexpr int CHAINS = DIM_STEPS > 16 ? 4 : 2;
     constexpr int PAIRS = PIECES / 2, PAIR_STEPS = DIM_STEPS / PAIRS;
-    float odd[ROW_BLOCKS][4] = {};
+    float part[CHAINS][ROW_BLOCKS][4] = {};
 #pragma unroll
     for (int pair = 0; pair < PAIRS; pair++) {
         uint32_t a[2][4];
@@ -156,13 +160,16 @@ static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_pie
             for (int n = 0; n < ROW_BLOCKS; n++) {
                 const int step = pair * PAIR_STEPS + i;
                 const uint2 b = q.get(n, step);
-                multiply(step % 2 ? odd[n] : sum[n], a[i], b.x, b.y);
+                multiply(part[step % CHAINS][n], a[i], b.x, b.y);
             }
     }
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) sum[n][i] += odd[n][i];
+        for (int i = 0; i < 4; i++) {
+            sum[n][i] = part[0][n][i] + part[1][n][i];
+            if (CHAINS == 4) sum[n][i] += part[CHAINS - 2][n][i] + part[CHAINS - 1][n][i];
+        }
 }
 
 static __device__ __forceinline__ float cap_score(float x, float cap, float inverse_cap)
@@ -176,8 +183,8 @@ static __device__ __forceinline__ float cap_score(float x, float cap, float inve
     return cap * (fabsf(y) < 0.25f ? series : large);
 }
 
-// Of a lane: keys g and g + 8 of each group, rows 2t and 2t + 1.
-using scores = float[GROUPS][ROW_BLOCKS][4];
+// Of a lane: keys g and g + 8 of each of its warp's groups, rows 2t and 2t + 1.
+using scores = float[OWN_GROUPS][ROW_BLOCKS][4];
 
 // What turns a product into a score in units of log2.
 struct scaling {
@@ -203,7 +210,7 @@ static __device__ __forceinline__ void scale_scores(const attn_decode_args &args
                                                     const query &q, scores &r_s)
 {
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
+    for (int g = 0; g < OWN_GROUPS; g++)
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++)
 #pragma unroll
@@ -213,7 +220,7 @@ static __device__ __forceinline__ void scale_scores(const attn_decode_args &args
             }
     if (!(args.softcap > 0)) return;
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
+    for (int g = 0; g < OWN_GROUPS; g++)
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++)
 #pragma unroll
@@ -221,66 +228,119 @@ static __device__ __forceinline__ void scale_scores(const attn_decode_args &args
                 r_s[g][n][i] = cap_score(r_s[g][n][i], args.softcap, by.inverse_cap) * LOG2_E;
 }
 
-// Masks the scores of a leaf; m, l, and the weights, packed for the MMA: of key pairs
-// 2t and 2t + 8 of each group, row g.
-static __device__ __forceinline__ void weigh(const attn_decode_args &args, const scaling &by,
-                                             const query &q, const uint32_t (&visible)[LANE_KEYS],
-                                             scores &r_s, uint32_t (&p)[GROUPS][ROW_BLOCKS][2],
-                                             block<DIM_STEPS> &b)
+// Over the lanes of a row, of rows 2t and 2t + 1 of row block n, into this warp's place. In the
+// first step each lane keeps one of them.
+template <class F>
+static __device__ __forceinline__ void reduce_rows(float even, float odd, F combine, int n,
+                                                   float2 (&s_rows)[ROWS / 2][SCORERS])
 {
-    // Bits of this lane's keys, as if it were lane 0.
-    uint32_t own[LANE_KEYS];
-#pragma unroll
-    for (int j = 0; j < LANE_KEYS; j++) own[j] = visible[j] >> (lane_id() / 4);
-    scale_scores(args, by, q, r_s);
+    const bool keeps_odd = lane_id() & 4;
+    const float other = __shfl_xor_sync(~0u, keeps_odd ? even : odd, 4);
+    float own = combine(keeps_odd ? odd : even, other);
+    own = combine(own, __shfl_xor_sync(~0u, own, 8));
+    own = combine(own, __shfl_xor_sync(~0u, own, 16));
+    float *const s_pair = &s_rows[n * 4 + lane_id() % 4][warp_id()].x;
+    if (lane_id() < 8) s_pair[lane_id() / 4] = own;
+}
+
+// The group of this warp's number `index`.
+static __device__ __forceinline__ int own_group(int index)
+{
+    return index * WARPS + warp_id();
+}
+
+// Of a leaf: which of this warp's keys are attended; bits of this lane's as if it were lane 0.
+static __device__ __forceinline__ uint32_t own_visible(const visible_keys &visible, int index)
+{
+    const int group = own_group(index);
+    return visible.bits[group / 2] >> group % 2 * 16 >> lane_id() / 4;
+}
+
+// Masks this warp's scores; their largest.
+static __device__ __forceinline__ void find_max(smem &s, const visible_keys &keys, scores &r_s)
+{
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
         float m[2] = { -INFINITY, -INFINITY };
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
+        for (int g = 0; g < OWN_GROUPS; g++) {
+            const uint32_t visible = own_visible(keys, g);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const uint32_t bit = 1u << (g % 2 * 16 + i / 2 * 8);
-                if (!(own[g / 2] & bit)) r_s[g][n][i] = -INFINITY;
+                if (!(visible >> i / 2 * 8 & 1)) r_s[g][n][i] = -INFINITY;
                 m[i % 2] = max_nan(m[i % 2], r_s[g][n][i]);
             }
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-            for (int delta = 4; delta < 32; delta *= 2)
-                m[c] = max_nan(m[c], __shfl_xor_sync(~0u, m[c], delta));
+        }
+        reduce_rows(m[0], m[1], max_nan, n, s.max);
+    }
+}
 
-        float l[2] = { 0.0f, 0.0f };
-        const float base[2] = { finite_or_zero(m[0]) + SHIFT, finite_or_zero(m[1]) + SHIFT };
+// m of the leaf.
+static __device__ __forceinline__ void combine_max(const smem &s, block<STEPS> &b)
+{
+    const int t = lane_id() % 4;
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        b.m[n][0] = b.m[n][1] = -INFINITY;
+#pragma unroll
+        for (int w = 0; w < SCORERS; w += 2) {
+            const float4 m = *reinterpret_cast<const float4 *>(&s.max[n * 4 + t][w]);
+            b.m[n][0] = max_nan(b.m[n][0], max_nan(m.x, m.z));
+            b.m[n][1] = max_nan(b.m[n][1], max_nan(m.y, m.w));
+        }
+    }
+}
+
+// This warp's weights, and their sums.
+static __device__ __forceinline__ void weigh(smem &s, const scores &r_s, const block<STEPS> &b)
+{
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        float l[2] = { 0.0f, 0.0f };
+        const float base[2] = { finite_or_zero(b.m[n][0]) + SHIFT,
+                                finite_or_zero(b.m[n][1]) + SHIFT };
+#pragma unroll
+        for (int g = 0; g < OWN_GROUPS; g++) {
             float w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = ex2(r_s[g][n][i] - base[i % 2]);
             l[0] += w[0] + w[2];
             l[1] += w[1] + w[3];
-            p[g][n][0] = movmatrix_trans(pack(w[0], w[1]));
-            p[g][n][1] = movmatrix_trans(pack(w[2], w[3]));
+            s.p[own_group(g)][n][lane_id()] = make_uint2(movmatrix_trans(pack(w[0], w[1])),
+                                                         movmatrix_trans(pack(w[2], w[3])));
         }
+        reduce_rows(
+            l[0], l[1], [](float x, float y) { return x + y; }, n, s.sum);
+    }
+}
+
+// l of the leaf.
+static __device__ __forceinline__ void combine_sums(const smem &s, block<STEPS> &b)
+{
+    const int t = lane_id() % 4;
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        b.l[n][0] = b.l[n][1] = 0.0f;
 #pragma unroll
-            for (int delta = 4; delta < 32; delta *= 2) l[c] += __shfl_xor_sync(~0u, l[c], delta);
-            b.m[n][c] = m[c];
-            b.l[n][c] = l[c];
+        for (int w = 0; w < SCORERS; w += 2) {
+            const float4 l = *reinterpret_cast<const float4 *>(&s.sum[n * 4 + t][w]);
+            b.l[n][0] += l.x + l.z;
+            b.l[n][1] += l.y + l.w;
         }
     }
 }
 
 // ---- sums
 
-// A pair of pieces of V, transposed: 16-bit types: one step of the MMA's A; E4M3: two.
-static __device__ __forceinline__ void load_v(uint32_t s_piece, uint32_t offset, int pair,
+// V transposed, the MMA's A. 16-bit types: a step, two pieces, of the group at `offset`. E4M3: a
+// step, one piece, of this group and of the next.
+static __device__ __forceinline__ void load_v(uint32_t s_row, uint32_t offset, int step,
                                               uint32_t (&a)[2][4])
 {
     uint32_t r[4];
-    ldmatrix_x4_trans(r, pair_address(s_piece, offset, pair));
     if constexpr (KV_IS_E4M3) {
+        ldmatrix_x4_trans(r, (s_row ^ step % LINE_PIECES * 16) + offset +
+                                 step / LINE_PIECES * GROUP * LINE_BYTES);
         // A register has columns 2g and 2g + 1 of a key, then of the next key.
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -291,36 +351,67 @@ static __device__ __forceinline__ void load_v(uint32_t s_piece, uint32_t offset,
                 a[i][half * 2 + 1] = unpack_e4m3(sorted >> 16);
             }
     } else {
-        a[0][0] = r[0], a[0][1] = r[2], a[0][2] = r[1], a[0][3] = r[3];
+        ldmatrix_x4_trans(r, pair_address(s_row, offset, step));
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[0][i] = r[i];
     }
 }
 
-// Zeros where rows of V are not attended: what a box has brought along there may be NaN.
-static __device__ __forceinline__ void clear_rows(unsigned char *s_group, uint32_t visible)
+// Of this lane: what load_v's address is made of. E4M3: the first piece of a row of either group.
+// Else rows 0 .. 7 of two pieces, then rows 8 .. 15.
+static __device__ __forceinline__ uint32_t first_v(const void *s_ring)
+{
+    const int lane = lane_id();
+    return shared_address(s_ring) +
+           (KV_IS_E4M3 ? lane / 16 * GROUP_BYTES + piece_offset(lane % 16, 0)
+                       : piece_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+
+// Zeros where rows of V are not attended: what a box has brought along there may be NaN. This
+// warp's part of the tile.
+static __device__ __forceinline__ void clear_rows(unsigned char *s_tile, const visible_keys &keys)
 {
 #pragma unroll 1
-    for (uint32_t rest = ~visible & 0xFFFF; rest; rest &= rest - 1) {
-        const int row = __ffs(rest) - 1;
+    for (int row = warp_id(); row < TILE; row += WARPS) {
+        if (keys.bits[row / 32] >> row % 32 & 1) continue;
+        unsigned char *const s_group = s_tile + row / GROUP * GROUP_BYTES;
+#pragma unroll 1
         for (int piece = lane_id(); piece < PIECES; piece += 32)
-            *reinterpret_cast<uint4 *>(s_group + piece_offset(row, piece)) = make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4 *>(s_group + piece_offset(row % GROUP, piece)) =
+                make_uint4(0, 0, 0, 0);
     }
     fence_async();
-    __syncwarp();
 }
 
-static __device__ __forceinline__ void multiply_v(const uint32_t (&p)[ROW_BLOCKS][2],
-                                                  uint32_t s_piece, uint32_t offset,
-                                                  block<DIM_STEPS> &b)
+// This warp's columns of o. `offset`: of the tile in the ring.
+static __device__ __forceinline__ void multiply_v(const smem &s, uint32_t s_row, uint32_t offset,
+                                                  block<STEPS> &b)
 {
-    constexpr int PAIRS = PIECES / 2, PAIR_STEPS = DIM_STEPS / PAIRS;
+    constexpr int AT_ONCE = KV_IS_E4M3 ? 2 : 1;
+    const int first_step = warp_id() * STEPS;
 #pragma unroll
-    for (int pair = 0; pair < PAIRS; pair++) {
-        uint32_t a[2][4];
-        load_v(s_piece, offset, pair, a);
+    for (int d = 0; d < STEPS; d++)
 #pragma unroll
-        for (int i = 0; i < PAIR_STEPS; i++)
+        for (int n = 0; n < ROW_BLOCKS; n++)
 #pragma unroll
-            for (int n = 0; n < ROW_BLOCKS; n++)
-                multiply(b.o[pair * PAIR_STEPS + i][n], a[i], p[n][0], p[n][1]);
+            for (int i = 0; i < 4; i++) b.o[d][n][i] = 0.0f;
+    if (first_step >= DIM_STEPS) return;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g += AT_ONCE) {
+        uint2 p[AT_ONCE][ROW_BLOCKS];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int n = 0; n < ROW_BLOCKS; n++) p[i][n] = s.p[g + i][n][lane_id()];
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) {
+            uint32_t a[2][4];
+            load_v(s_row, offset + g * GROUP_BYTES, first_step + d, a);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (int n = 0; n < ROW_BLOCKS; n++)
+                    multiply(b.o[d][n], a[i], p[i][n].x, p[i][n].y);
+        }
     }
 }

@@ -4,6 +4,26 @@
 
 #include "decode/tree.cuh"
 
+// All warps but the copying one.
+static __device__ __forceinline__ void sync_team()
+{
+    barrier_sync(THREADS);
+}
+
+// True if this block arrives last, of `count`: what the others have written is there to be read.
+static __device__ __forceinline__ bool arrive(smem &s, int32_t *g_counter, int32_t count)
+{
+    sync_team();
+    if (threadIdx.x == 0) {
+        s.arrived = add_in_order(g_counter, 1) == count - 1;
+#if ATTN_MUTATION != 20
+        if (s.arrived) *g_counter = 0;
+#endif
+    }
+    sync_team();
+    return s.arrived;
+}
+
 // The query rows of a lane.
 struct rows {
     int32_t lane, kv_head;
@@ -37,9 +57,9 @@ static __device__ __forceinline__ uint32_t pack_output(float low, float high)
 }
 
 // Steps `first_step` .. of the output: brings in the sink, divides, rounds. Whole warps.
-template <int STEPS>
+template <int N>
 static __device__ __forceinline__ void store_output(const attn_decode_args &args, int32_t sequence,
-                                                    const rows &r, int first_step, block<STEPS> &b)
+                                                    const rows &r, int first_step, block<N> &b)
 {
     const int lane = rare_lane_id(), g = lane / 4, t = lane % 4;
     const float v_scale = args.v_scales ? __ldg(args.v_scales + r.kv_head) : args.v_scale;
@@ -57,7 +77,7 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
             const float sum = __fmaf_rn(b.l[n][c], weight, ex2(sink - base - SHIFT));
             const float inverse = __frcp_rn(sum);
 #pragma unroll
-            for (int d = 0; d < STEPS; d++)
+            for (int d = 0; d < N; d++)
 #pragma unroll
                 for (int i = c; i < 4; i += 2) {
                     const float o =
@@ -70,7 +90,7 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
                     (m + (lg2(sum) + SHIFT)) * LN_2;
         }
 #pragma unroll
-        for (int d = 0; d < STEPS; d++) {
+        for (int d = 0; d < N; d++) {
             const float *const o = b.o[d][n];
             const int column = (first_step + d) * 16;
             if (first_step + d >= DIM_STEPS) continue;
@@ -104,10 +124,10 @@ static __device__ __forceinline__ int column_of(int step, int i, int lane)
     return step * 16 + (KV_IS_E4M3 ? g * 2 + i / 2 : g + i / 2 * 8);
 }
 
-template <int STEPS>
+template <int N>
 static __device__ __forceinline__ void store_piece(const attn_decode_args &args, const piece &p,
                                                    const rows &r, int first_step,
-                                                   const block<STEPS> &b)
+                                                   const block<N> &b)
 {
     const int lane = rare_lane_id();
 #pragma unroll
@@ -118,7 +138,7 @@ static __device__ __forceinline__ void store_piece(const attn_decode_args &args,
             if (row >= r.num_rows) continue;
             float *const g_piece = find_piece(args, p.sequence, r.first_head + row, p.split);
 #pragma unroll
-            for (int d = 0; d < STEPS; d++)
+            for (int d = 0; d < N; d++)
 #pragma unroll
                 for (int i = c; i < 4; i += 2)
                     if (first_step + d < DIM_STEPS)
@@ -142,36 +162,22 @@ static __device__ __forceinline__ void load_piece(const attn_decode_args &args, 
         if (row >= r.num_rows) continue;
         const float *const g_piece = find_piece(args, sequence, r.first_head + row, split);
 #pragma unroll
-        for (int i = c; i < 4; i += 2) value[i] = __ldcg(g_piece + column_of(step, i, lane));
-        m[c] = __ldcg(g_piece + HEAD_DIM);
-        l[c] = __ldcg(g_piece + HEAD_DIM + 1);
+        for (int i = c; i < 4; i += 2) value[i] = load_global_float(g_piece + column_of(step, i, lane));
+        m[c] = load_global_float(g_piece + HEAD_DIM);
+        l[c] = load_global_float(g_piece + HEAD_DIM + 1);
     }
     o = make_float4(value[0], value[1], value[2], value[3]);
     ml = make_float4(m[0], m[1], l[0], l[1]);
 }
 
-// One warp, once the piece is written: whoever is last merges the sequence's, from the
-// last to the first.
-static __device__ __forceinline__ void arrive_piece(const attn_decode_args &args, const piece &p,
-                                                    const rows &r)
+// Whoever has all pieces of a sequence merges them, from the last to the first.
+static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args, const piece &p,
+                                                    const rows &r, int32_t num_splits)
 {
-    const int64_t first = args.block_runs > 1 ? (int64_t) args.batch * args.splits * args.lanes : 0;
-    int32_t *const g_counter = args.counters + first + (int64_t) p.sequence * args.lanes + r.lane;
-    const int32_t num_splits = p.attended > 0 ? (p.attended - 1) / p.size + 1 : 1;
-    bool is_last = false;
-    __syncwarp();
-    if (lane_id() == 0) {
-        __threadfence();
-        is_last = atomicAdd(g_counter, 1) == num_splits - 1;
-        if (is_last) *g_counter = 0;
-        __threadfence();
-    }
-    if (!__shfl_sync(~0u, is_last, 0)) return;
-    __threadfence();
     // From the right: b += what is left of it. Left to right would need a copy.
     const int lane = rare_lane_id();
 #pragma unroll 1
-    for (int step = 0; step < DIM_STEPS; step++) {
+    for (int step = warp_id(); step < DIM_STEPS; step += WARPS) {
         block<1> b;
         clear(b);
 #if ATTN_MUTATION == 22
@@ -187,4 +193,22 @@ static __device__ __forceinline__ void arrive_piece(const attn_decode_args &args
             }
         store_output(args, p.sequence, r, step, b);
     }
+}
+
+// b is a whole piece.
+static __device__ __forceinline__ void finish_piece(const attn_decode_args &args, smem &s,
+                                                    const unit_info &info, block<STEPS> &b)
+{
+    const rows r = rows_of(args, info.lane);
+    const int first_step = warp_id() * STEPS;
+    if (args.splits == 1) {
+        store_output(args, info.sequence, r, first_step, b);
+        return;
+    }
+    const piece p = describe(args, info.piece);
+    store_piece(args, p, r, first_step, b);
+    int32_t *const g_counter = args.counters + 2 + (int64_t) args.root_levels * args.num_roots +
+                               (int64_t) p.sequence * args.lanes + r.lane;
+    const int32_t num_splits = p.attended > 0 ? (p.attended - 1) / p.size + 1 : 1;
+    if (arrive(s, g_counter, num_splits)) merge_pieces(args, p, r, num_splits);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Who gets which leaves: read from seq_lens, different from call to call, and without influence on
-// bits. Leaves of all pieces, in a row, are cut into runs for blocks and those into runs for warps.
+// bits. A unit is a short piece, or of a longer one the leaves in an aligned block of 2^shift of
+// them, which are a block of the merge tree. Units of all pieces, times lanes, are what blocks take.
 #pragma once
 
 #include "decode/config.cuh"
@@ -49,169 +50,171 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
     return p;
 }
 
-// Leaves in units of 2^min_shift. A sequence without keys counts as one: it is some warp's.
-static __device__ __forceinline__ int32_t count_units(const attn_decode_args &args, const piece &p)
+// Leaves of a piece. A sequence without keys has one, in which nothing is attended.
+static __device__ __forceinline__ uint32_t count_leaves(const piece &p)
 {
-    if (p.end == p.first) return p.split == 0;
-    return (int32_t) ((p.end - 1) >> args.min_shift) - (int32_t) (p.first >> args.min_shift) + 1;
+    return p.end > p.first ? p.end - p.first : p.split == 0;
 }
+
+static __device__ __forceinline__ int32_t count_units(const piece &p, int32_t shift)
+{
+    const uint32_t leaves = count_leaves(p);
+    if (leaves <= 1u << shift) return leaves > 0;
+    return (int32_t) ((p.end - 1) >> shift) - (int32_t) (p.first >> shift) + 1;
+}
+
+// A lone unit leaves no root.
+static __device__ __forceinline__ int32_t count_roots(int32_t units)
+{
+    return units > 1 ? units : 0;
+}
+
+// Units, and of these roots.
+struct counts {
+    int32_t units, slots;
+};
+
+// Sums over this lane and those before it.
+static __device__ __forceinline__ counts sum_up(counts c)
+{
+#pragma unroll
+    for (int delta = 1; delta < 32; delta *= 2) {
+        const int32_t units = __shfl_up_sync(~0u, c.units, delta);
+        const int32_t slots = __shfl_up_sync(~0u, c.slots, delta);
+        if (lane_id() >= delta) c.units += units, c.slots += slots;
+    }
+    return c;
+}
+
+// The smallest units with which there are few enough; where there would be about two for each block,
+// one.
+static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args, uint32_t leaves)
+{
+    const uint64_t items = (uint64_t) leaves * (uint32_t) args.lanes;
+    const uint32_t most = items <= gridDim.x * 2 ? gridDim.x : (uint32_t) args.most_items;
+    int32_t shift = 0;
+#pragma unroll 1
+    while (items >> shift > most) shift++;
+    // All leaves there can be fit in 2^31.
+    return min(args.min_shift + shift, 31);
+}
+
+// So few pieces that the copying warp counts them alone.
+static __device__ __forceinline__ bool are_few(const attn_decode_args &args)
+{
+    return args.batch * args.splits <= 32;
+}
+
+// Leaves their sums in shared memory: thread i has pieces [i * share, ...). Whole blocks.
+static __device__ __forceinline__ void count_all(const attn_decode_args &args, smem &s)
+{
+    const int32_t num_pieces = args.batch * args.splits;
+    const int32_t share = (num_pieces - 1) / BLOCK_THREADS + 1;
+    const int32_t first = threadIdx.x * share, stop = min(first + share, num_pieces);
+    uint32_t leaves = 0;
+#pragma unroll 1
+    for (int32_t i = first; i < stop; i++)
+        leaves += (count_leaves(describe(args, i)) >> args.min_shift) + 1;
+    leaves = __reduce_add_sync(~0u, leaves);
+    if (lane_id() == 0) s.warp_sum[warp_id()][0] = leaves;
+    __syncthreads();
+    leaves = 0;
+#pragma unroll
+    for (int i = 0; i <= WARPS; i++) leaves += s.warp_sum[i][0];
+    const int32_t shift = choose_shift(args, leaves);
+    counts own = { 0, 0 };
+#pragma unroll 1
+    for (int32_t i = first; i < stop; i++) {
+        const int32_t units = count_units(describe(args, i), shift);
+        own.units += units, own.slots += count_roots(units);
+    }
+    const counts end = sum_up(own);
+    __syncthreads();
+    if (lane_id() == 31) s.warp_sum[warp_id()][0] = end.units, s.warp_sum[warp_id()][1] = end.slots;
+    __syncthreads();
+    counts before = { end.units - own.units, end.slots - own.slots };
+    int32_t total = 0;
+#pragma unroll
+    for (int i = 0; i <= WARPS; i++) {
+        if (i < warp_id()) before.units += s.warp_sum[i][0], before.slots += s.warp_sum[i][1];
+        total += s.warp_sum[i][0];
+    }
+    s.units[threadIdx.x] = before.units;
+    s.slots[threadIdx.x] = before.slots;
+    if (threadIdx.x == 0) s.dealt = { total, shift };
+    __syncthreads();
+}
+
+// Where a unit is: its piece, and units and roots before that.
+struct place {
+    int32_t piece;
+    counts before;
+};
+
+// As the copying warp sees it.
+struct schedule {
+    deal dealt;
+    // If there are few pieces: of this lane's, and those before it.
+    counts own, end;
+
+    // One piece a lane.
+    __device__ __forceinline__ void count(const attn_decode_args &args)
+    {
+        const bool is_piece = lane_id() < args.batch * args.splits;
+        const piece p = describe(args, is_piece ? lane_id() : 0);
+        const uint32_t leaves = is_piece ? (count_leaves(p) >> args.min_shift) + 1 : 0;
+        dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves));
+        own.units = is_piece ? count_units(p, dealt.shift) : 0;
+        own.slots = count_roots(own.units);
+        end = sum_up(own);
+        dealt.total = __shfl_sync(~0u, end.units, 31);
+    }
+
+    // The piece of `unit`, if it is among these 32 from piece `first` on.
+    __device__ __forceinline__ place find_in_lanes(int32_t unit, int32_t first, const counts &lane_own,
+                                                   const counts &lane_end, bool &is_found) const
+    {
+        const uint32_t found = __ballot_sync(~0u, unit < lane_end.units);
+        is_found = found != 0;
+        const int at = found ? __ffs(found) - 1 : 31;
+        return { first + at,
+                 { __shfl_sync(~0u, lane_end.units - lane_own.units, at),
+                   __shfl_sync(~0u, lane_end.slots - lane_own.slots, at) } };
+    }
+
+    // All lanes together, for one unit of those that there are.
+    __device__ __forceinline__ place find(const attn_decode_args &args, const smem &s,
+                                          int32_t unit) const
+    {
+        bool is_found;
+        if (are_few(args)) return find_in_lanes(unit, 0, own, end, is_found);
+        const int32_t num_pieces = args.batch * args.splits;
+        const int32_t share = (num_pieces - 1) / BLOCK_THREADS + 1;
+        // The last thread whose pieces begin at or before the unit.
+        int32_t thread = 0;
+#pragma unroll 1
+        for (int32_t step = 512; step > 0; step /= 2)
+            if (thread + step < BLOCK_THREADS && s.units[thread + step] <= unit) thread += step;
+        counts before = { s.units[thread], s.slots[thread] };
+        if (share == 1) return { thread, before };
+        const int32_t stop = min((thread + 1) * share, num_pieces);
+#pragma unroll 1
+        for (int32_t first = thread * share;; first += 32) {
+            const int32_t index = first + lane_id();
+            const int32_t units = index < stop ? count_units(describe(args, index), dealt.shift) : 0;
+            const counts lane_own = { units, count_roots(units) };
+            counts lane_end = sum_up(lane_own);
+            lane_end.units += before.units, lane_end.slots += before.slots;
+            const place at = find_in_lanes(unit, first, lane_own, lane_end, is_found);
+            // Lengths that change under the kernel may leave the unit nowhere.
+            if (is_found || first + 32 >= stop)
+                return { min(at.piece, num_pieces - 1), at.before };
+            before = { __shfl_sync(~0u, lane_end.units, 31), __shfl_sync(~0u, lane_end.slots, 31) };
+        }
+    }
+};
 
 static __device__ __forceinline__ int32_t log2_floor(uint32_t x)
 {
     return 31 - __clz(x);
-}
-
-// Counts units, and leaves their sums in shared memory: thread i has pieces [i * share, ...).
-static __device__ __forceinline__ void count_all(const attn_decode_args &args, smem &s)
-{
-    const int32_t num_pieces = args.batch * args.splits;
-    const int32_t share = (num_pieces - 1) / THREADS + 1;
-    int32_t own = 0;
-    for (int32_t i = 0; i < share; i++) {
-        const int32_t index = threadIdx.x * share + i;
-        if (index < num_pieces) own += count_units(args, describe(args, index));
-    }
-    int32_t end = own;
-#pragma unroll
-    for (int delta = 1; delta < 32; delta *= 2) {
-        const int32_t left = __shfl_up_sync(~0u, end, delta);
-        if (lane_id() >= delta) end += left;
-    }
-    if (lane_id() == 31) s.warp_sum[warp_id()] = end;
-    __syncthreads();
-    int32_t total = 0;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) {
-        if (i < warp_id()) end += s.warp_sum[i];
-        total += s.warp_sum[i];
-    }
-    s.prefix[threadIdx.x] = end - own;
-    if (threadIdx.x == 0) {
-        s.dealt.total = total;
-        s.dealt.size = (uint32_t) total / (uint32_t) args.block_runs;
-        s.dealt.rest = total - s.dealt.size * args.block_runs;
-        s.dealt.warps = min(s.dealt.size + (s.dealt.rest > 0), WARPS);
-        s.dealt.run_log = log2_floor(max(s.dealt.size / s.dealt.warps, 1));
-    }
-    __syncthreads();
-}
-
-// The first unit of a block run, and of warp `warp`'s run within it.
-static __device__ __forceinline__ int32_t block_begin(const deal &d, int32_t run)
-{
-    return run * d.size + min(run, d.rest);
-}
-
-static __device__ __forceinline__ int32_t warp_begin(const deal &d, int32_t run, int32_t warp)
-{
-    const int32_t begin = block_begin(d, run), count = block_begin(d, run + 1) - begin;
-    const int32_t each = count / d.warps, rest = count - each * d.warps;
-    return begin + warp * each + min(warp, rest);
-}
-
-// The block run that a unit is in.
-static __device__ __forceinline__ int32_t block_of(const deal &d, int32_t unit)
-{
-    const uint32_t longer = d.rest * (d.size + 1);
-    return (uint32_t) unit < longer ? (uint32_t) unit / (uint32_t) (d.size + 1)
-                                    : d.rest + (unit - longer) / (uint32_t) d.size;
-}
-
-// The leaf at which a cut before unit `unit` of a piece of `count` units is made: cuts lie at
-// multiples, so that few aligned blocks of the tree are cut.
-static __device__ __forceinline__ uint32_t snap(const attn_decode_args &args, const deal &d,
-                                                const piece &p, int32_t unit, int32_t count)
-{
-    if (unit <= 0) return p.first;
-    if (unit >= count) return p.end;
-    const int32_t log = min(log2_floor(count), d.run_log) - ATTN_DECODE_SNAP;
-    const int32_t shift = args.min_shift + max(log, 0);
-    const uint32_t leaf = ((p.first >> args.min_shift) + unit) << args.min_shift;
-    const uint32_t rounded = (leaf + ((1u << shift) >> 1)) >> shift << shift;
-    return min(max(rounded, p.first), p.end);
-}
-
-// The piece that holds a unit, if each thread has one: in each lane its own. The last that starts
-// at or before the unit.
-static __device__ __forceinline__ int32_t find_piece_of(const smem &s, int32_t unit,
-                                                        int32_t &before, int32_t &count)
-{
-    int32_t at = 0;
-#pragma unroll 1
-    for (int32_t step = 256; step > 0; step /= 2)
-        if (at + step < THREADS && s.prefix[at + step] <= unit) at += step;
-    before = s.prefix[at];
-    count = (at + 1 < THREADS ? s.prefix[at + 1] : s.dealt.total) - before;
-    return at;
-}
-
-// The same if threads have `share` pieces each; all lanes of a warp together, for one unit.
-static __device__ __forceinline__ int32_t find_piece_of(const attn_decode_args &args, const smem &s,
-                                                        int32_t share, int32_t unit,
-                                                        int32_t &before, int32_t &count)
-{
-    const int lane = lane_id();
-    const int32_t thread = find_piece_of(s, unit, before, count);
-    const int32_t stop = min((thread + 1) * share, args.batch * args.splits);
-#pragma unroll 1
-    for (int32_t first = thread * share;; first += 32) {
-        const int32_t index = first + lane;
-        const int32_t own = index < stop ? count_units(args, describe(args, index)) : 0;
-        int32_t end = own;
-#pragma unroll
-        for (int delta = 1; delta < 32; delta *= 2) {
-            const int32_t left = __shfl_up_sync(~0u, end, delta);
-            if (lane >= delta) end += left;
-        }
-        end += before;
-        const uint32_t found = __ballot_sync(~0u, unit < end);
-        if (found) {
-            const int at = __ffs(found) - 1;
-            count = __shfl_sync(~0u, own, at);
-            before = __shfl_sync(~0u, end, at) - count;
-            return first + at;
-        }
-        before = __shfl_sync(~0u, end, 31);
-    }
-}
-
-// Where the runs of this warp begin and end.
-static __device__ __forceinline__ void find_cuts(const attn_decode_args &args, smem &s, int32_t run)
-{
-    const int32_t num_pieces = args.batch * args.splits;
-    const int32_t share = (num_pieces - 1) / THREADS + 1;
-    const int which = lane_id() % 2;
-    const int32_t unit = warp_begin(s.dealt, run, warp_id() + which);
-    cut c = { num_pieces, 0, s.dealt.total, 0, false };
-    if (share == 1) {
-        if (unit < s.dealt.total) c.piece = find_piece_of(s, unit, c.before, c.count);
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < 2; i++) {
-            const int32_t other = __shfl_sync(~0u, unit, i);
-            int32_t before, count;
-            if (other >= s.dealt.total) break;
-            const int32_t found = find_piece_of(args, s, share, other, before, count);
-            if (which == i) c.piece = found, c.before = before, c.count = count;
-        }
-    }
-    if (c.count > 0) {
-        const piece p = describe(args, c.piece);
-        c.leaf = snap(args, s.dealt, p, unit - c.before, c.count);
-        c.is_inside = c.leaf > p.first && c.leaf < p.end;
-    }
-    if (lane_id() < 2) s.cuts[warp_id()][which] = c;
-    __syncwarp();
-}
-
-// The leaves of a piece that lie between two cuts: [begin, end).
-struct span {
-    uint32_t begin, end;
-};
-
-static __device__ __forceinline__ span clip(const piece &p, int32_t index, const cut &from,
-                                            const cut &to)
-{
-    if (index < from.piece || index > to.piece) return { 0, 0 };
-    return { index == from.piece ? from.leaf : p.first, index == to.piece ? to.leaf : p.end };
 }

@@ -5,12 +5,12 @@
 
 #include "decode/schedule.cuh"
 
-// A block of the tree, or STEPS steps of 16 columns of it: its largest score m, the sum l of
+// A block of the tree, or N steps of 16 columns of it: its largest score m, the sum l of
 // 2^(score - m), the weighted sum o of V. With g = lane / 4, t = lane % 4 a lane holds, of each
 // step and 8 query rows, rows 2t and 2t + 1 of columns g and g + 8 (E4M3: 2g and 2g + 1); m and l
 // of these rows.
-template <int STEPS> struct block {
-    float o[STEPS][ROW_BLOCKS][4];
+template <int N> struct block {
+    float o[N][ROW_BLOCKS][4];
     float m[ROW_BLOCKS][2];
     float l[ROW_BLOCKS][2];
 };
@@ -22,8 +22,8 @@ struct weights {
 
 // right += left, of m and l of 8 rows; left: m, m, l, l. Written with explicit roundings: the same
 // bits wherever it is inlined.
-template <int STEPS>
-static __device__ __forceinline__ weights merge_ml(float4 left, int n, block<STEPS> &right)
+template <int N>
+static __device__ __forceinline__ weights merge_ml(float4 left, int n, block<N> &right)
 {
     weights w;
     const float left_m[2] = { left.x, left.y }, left_l[2] = { left.z, left.w };
@@ -48,12 +48,12 @@ static __device__ __forceinline__ void merge_o(const weights &w, float4 left, fl
         right[i] = __fmaf_rn(left_o[i], w.left[i % 2], __fmul_rn(right[i], w.right[i % 2]));
 }
 
-template <int STEPS> static __device__ __forceinline__ void clear(block<STEPS> &b)
+template <int N> static __device__ __forceinline__ void clear(block<N> &b)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
 #pragma unroll
-        for (int d = 0; d < STEPS; d++)
+        for (int d = 0; d < N; d++)
 #pragma unroll
             for (int i = 0; i < 4; i++) b.o[d][n][i] = 0.0f;
 #pragma unroll
@@ -61,151 +61,130 @@ template <int STEPS> static __device__ __forceinline__ void clear(block<STEPS> &
     }
 }
 
-// ---- slots: [step][row block][lane] of o, then [row block][t] of m and l; float4 each
+// ---- slots, see SLOT_FLOATS; of the steps of this warp
 
-static __device__ __forceinline__ float4 *slot_ml(float *g_slot, int n, int lane)
+static __device__ __forceinline__ float4 *slot_ml(float *slot, int n)
 {
-    return reinterpret_cast<float4 *>(g_slot) + DIM_STEPS * ROW_BLOCKS * 32 + n * 4 + lane % 4;
+    return reinterpret_cast<float4 *>(slot + ROWS * HEAD_DIM) + (warp_id() * ROW_BLOCKS + n) * 4 +
+           lane_id() % 4;
 }
 
-static __device__ __forceinline__ float4 *slot_o(float *g_slot, int step, int n, int lane)
+static __device__ __forceinline__ float4 *slot_o(float *slot, int d, int n)
 {
-    return reinterpret_cast<float4 *>(g_slot) + (step * ROW_BLOCKS + n) * 32 + lane;
+    return reinterpret_cast<float4 *>(slot) +
+           ((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + lane_id();
 }
 
-// `first_step`: of the steps in b.
-template <int STEPS>
-static __device__ __forceinline__ void store_slot(float *g_slot, int first_step, bool has_ml,
-                                                  const block<STEPS> &b)
+static __device__ __forceinline__ bool has_columns()
 {
-    const int lane = rare_lane_id();
-#pragma unroll
-    for (int d = 0; d < STEPS; d++)
-#pragma unroll
-        for (int n = 0; n < ROW_BLOCKS; n++)
-            if (first_step + d < DIM_STEPS)
-                *slot_o(g_slot, first_step + d, n, lane) =
-                    make_float4(b.o[d][n][0], b.o[d][n][1], b.o[d][n][2], b.o[d][n][3]);
-#pragma unroll
-    for (int n = 0; n < ROW_BLOCKS; n++)
-        if (has_ml && lane < 4)
-            *slot_ml(g_slot, n, lane) = make_float4(b.m[n][0], b.m[n][1], b.l[n][0], b.l[n][1]);
+    return DIM_STEPS >= WARPS || warp_id() < DIM_STEPS;
 }
 
-static __device__ __forceinline__ void set_o(float (&o)[4], float4 value)
+static __device__ __forceinline__ float4 ml_of(const block<STEPS> &b, int n)
 {
-    o[0] = value.x, o[1] = value.y, o[2] = value.z, o[3] = value.w;
+    return make_float4(b.m[n][0], b.m[n][1], b.l[n][0], b.l[n][1]);
 }
 
-template <int STEPS>
-static __device__ __forceinline__ void set_ml(block<STEPS> &b, int n, float4 value)
+static __device__ __forceinline__ float4 o_of(const block<STEPS> &b, int d, int n)
 {
-    b.m[n][0] = value.x, b.m[n][1] = value.y, b.l[n][0] = value.z, b.l[n][1] = value.w;
+    return make_float4(b.o[d][n][0], b.o[d][n][1], b.o[d][n][2], b.o[d][n][3]);
 }
 
-static __device__ __forceinline__ void load_slot(float *g_slot, block<DIM_STEPS> &b)
+static __device__ __forceinline__ void store_slot(float *slot, const block<STEPS> &b)
 {
-    const int lane = rare_lane_id();
 #pragma unroll
-    for (int d = 0; d < DIM_STEPS; d++)
+    for (int n = 0; n < ROW_BLOCKS; n++) {
 #pragma unroll
-        for (int n = 0; n < ROW_BLOCKS; n++) set_o(b.o[d][n], *slot_o(g_slot, d, n, lane));
+        for (int d = 0; d < STEPS; d++)
+            if (has_columns()) *slot_o(slot, d, n) = o_of(b, d, n);
+        if (lane_id() < 4) *slot_ml(slot, n) = ml_of(b, n);
+    }
+}
+
+// What another block has left there.
+static __device__ __forceinline__ void load_root(float *g_slot, block<STEPS> &b)
+{
 #pragma unroll
-    for (int n = 0; n < ROW_BLOCKS; n++) set_ml(b, n, *slot_ml(g_slot, n, lane));
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        const float4 ml = load_global_float4(slot_ml(g_slot, n));
+        b.m[n][0] = ml.x, b.m[n][1] = ml.y, b.l[n][0] = ml.z, b.l[n][1] = ml.w;
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) {
+            const float4 o =
+                has_columns() ? load_global_float4(slot_o(g_slot, d, n)) : make_float4(0, 0, 0, 0);
+            b.o[d][n][0] = o.x, b.o[d][n][1] = o.y, b.o[d][n][2] = o.z, b.o[d][n][3] = o.w;
+        }
+    }
 }
 
 // b += the slot, which is the left half.
-static __device__ __forceinline__ void merge_slot(float *g_slot, block<DIM_STEPS> &b)
+static __device__ __forceinline__ void merge_slot(float *slot, block<STEPS> &b)
 {
-    const int lane = rare_lane_id();
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        const weights w = merge_ml(*slot_ml(g_slot, n, lane), n, b);
+        const weights w = merge_ml(*slot_ml(slot, n), n, b);
 #pragma unroll
-        for (int d = 0; d < DIM_STEPS; d++) merge_o(w, *slot_o(g_slot, d, n, lane), b.o[d][n]);
+        for (int d = 0; d < STEPS; d++)
+            if (has_columns()) merge_o(w, *slot_o(slot, d, n), b.o[d][n]);
+    }
+}
+
+// right += left.
+static __device__ __forceinline__ void merge_blocks(const block<STEPS> &left, block<STEPS> &right)
+{
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        const weights w = merge_ml(ml_of(left, n), n, right);
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) merge_o(w, o_of(left, d, n), right.o[d][n]);
     }
 }
 
 // ---- the binary counter
 
-// Where a block of the tree is, once it has gone up as far as it can.
-enum fate {
-    // Waits for its right half.
-    WAITS,
-    // Its left half is another run's: a root.
-    IS_ROOT,
-    // It is the whole piece.
-    IS_WHOLE,
-};
-
-// What a warp keeps: what waits, on top of the roots of the same piece. The lowest level, which
-// comes and goes with every other leaf, has a place in shared memory.
-struct warp_stack {
-    float *s_level_0;
+// What waits for its right half.
+struct tree_stack {
+    float *s_levels;
     float *g_slots;
     // Slots in use, and in all.
     int32_t used, size;
+    // Levels that wait.
+    uint32_t present;
 
-    // Lengths that change under the kernel could make more roots than there are slots.
+    // Lengths that change under the kernel could let more wait than there are slots.
     __device__ __forceinline__ float *top() const
     {
         return g_slots + (int64_t) min(used, size - 1) * SLOT_FLOATS;
     }
 
-    __device__ __forceinline__ void add_root(const block<DIM_STEPS> &b)
+    __device__ __forceinline__ void add(int level, const block<STEPS> &b)
     {
-        store_slot(top(), 0, true, b);
-        used++;
-    }
-
-    __device__ __forceinline__ void add(int level, const block<DIM_STEPS> &b)
-    {
-        const bool is_near = LEVEL_0_IN_SHARED && level == 0;
-        store_slot(is_near ? s_level_0 : top(), 0, true, b);
-        used += !is_near;
+        store_slot(level < LEVELS ? s_levels + level * SLOT_FLOATS : top(), b);
+        used += level >= LEVELS;
+        present |= 1u << level;
         // m and l are read by other lanes.
         __syncwarp();
     }
 
-    __device__ __forceinline__ void merge_top(int level, block<DIM_STEPS> &b)
+    __device__ __forceinline__ void merge_top(int level, block<STEPS> &b)
     {
-        const bool is_near = LEVEL_0_IN_SHARED && level == 0;
-        used -= !is_near;
-        merge_slot(is_near ? s_level_0 : top(), b);
-        __syncwarp();
-    }
-
-    // Once the run is over: what waits is a root.
-    __device__ __forceinline__ void end(uint32_t present)
-    {
-        if (!LEVEL_0_IN_SHARED || !(present & 1)) return;
-        block<DIM_STEPS> b;
-        load_slot(s_level_0, b);
-        add_root(b);
+        used -= level >= LEVELS;
+        present &= ~(1u << level);
+        merge_slot(level < LEVELS ? s_levels + level * SLOT_FLOATS : top(), b);
         __syncwarp();
     }
 };
 
-// Adds leaf `leaf`, which b is. `waiting` keeps left halves, the lowest on top; `present`: their
-// levels. `last`: no leaf of the piece follows.
-static __device__ __forceinline__ fate push(warp_stack &waiting, uint32_t &present,
-                                            uint32_t first_leaf, uint32_t leaf, bool last,
-                                            block<DIM_STEPS> &b)
+// Adds block `at`, which b is, of those from `first` to the last. With the last, b is all of them.
+static __device__ __forceinline__ void push(tree_stack &waiting, uint32_t first, uint32_t at,
+                                            bool is_last, block<STEPS> &b)
 {
-    for (int i = 0;; i++) {
-        const uint32_t first = leaf >> i << i;
-        if (last && first <= first_leaf) return IS_WHOLE;
-        if (leaf >> i & 1) {
-            if (present >> i & 1) {
-                waiting.merge_top(i, b);
-                present &= ~(1u << i);
-            } else if (first > first_leaf) {
-                return IS_ROOT;
-            }
-        } else if (!last) {
+    for (int i = 0; !is_last || at >> i << i > first; i++) {
+        if (at >> i & 1) {
+            if (waiting.present >> i & 1) waiting.merge_top(i, b);
+        } else if (!is_last) {
             waiting.add(i, b);
-            present |= 1u << i;
-            return WAITS;
+            return;
         }
     }
 }

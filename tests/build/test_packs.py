@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the build made: each fatbin holds its rows and its chip's code and nothing else, no kernel
-spills, packs are small, and the shared objects export and need what they should.
+spills, packs are small, and the shared objects export and need what they should. Of every target,
+built or not: an SM holds the blocks that kernels.conf says.
 
 usage: test_packs.py SOURCE_ROOT [--core LIBATTN] [--pack TARGET FATBIN PACK] ...
 """
 
 import argparse
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import fatbin
 
@@ -117,6 +121,56 @@ def check_paths(root, library):
         expect(str(path).encode() not in contents, f"{library.name} holds the path {path}")
 
 
+# What the system takes of an SM's shared memory for each block, in bytes.
+RESERVED_SMEM = 1024
+SMEM_ARGUMENTS = ["head_dim", "kv_bytes", "rows", "tile", "warps", "stages", "levels"]
+
+
+def read_rows(path):
+    """Name -> (key -> value), of decode kernels."""
+    rows = {}
+    for name, words in read_conf(path).items():
+        row = dict(word.split("=") for word in words.split()[1:])
+        if row["op"] == "decode":
+            rows[name] = {**row, "kv_bytes": 1 if row["kv"] == "e4m3" else 2}
+    return rows
+
+
+def count_smem(root, rows):
+    """Bytes of a block of each row, as the library counts them."""
+    calls = [", ".join(str(row.get(key, 0)) for key in SMEM_ARGUMENTS) for row in rows]
+    prints = "".join(f'printf("%d\\n", attn_decode_smem_bytes({call}));' for call in calls)
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = pathlib.Path(folder, "smem.c"), pathlib.Path(folder, "smem")
+        source.write_text(
+            '#include "kernels/decode/decode_params.h"\n#include <stdio.h>\n'
+            f"int main(void) {{ {prints} return 0; }}\n"
+        )
+        compiler = os.environ.get("CC", "cc").split()
+        run(*compiler, "-std=c11", "-I", str(root), "-o", str(program), str(source))
+        return [int(line) for line in run(str(program)).split()]
+
+
+def check_blocks(root):
+    confs = sorted(root.glob("targets/*/kernels.conf"))
+    expect(confs, f"there is no target in {root}")
+    targets = {conf.parent.name: read_rows(conf) for conf in confs}
+    sizes = iter(count_smem(root, [row for rows in targets.values() for row in rows.values()]))
+    for target, rows in targets.items():
+        chip = read_conf(root / "targets" / target / "target.conf")
+        # An SM has that of the largest block, and what the system takes of it.
+        room = int(chip["smem_per_block"]) + RESERVED_SMEM
+        for name, row in rows.items():
+            per_sm, smem = int(row.get("per_sm", 0)), next(sizes)
+            expect(per_sm >= 1, f"{target}: {name} has no per_sm")
+            expect(int(row.get("levels", 0)) >= 1, f"{target}: {name} has no levels")
+            taken = per_sm * (smem + RESERVED_SMEM)
+            expect(
+                taken <= room,
+                f"{target}: {per_sm} blocks of {name} take {taken} bytes of an SM's {room}",
+            )
+
+
 def check_core(root, core):
     strangers = [name for name in exported(core) if not name.startswith("attn_")]
     expect(not strangers, f"{core.name} exports {strangers}")
@@ -139,6 +193,8 @@ def main():
     parser.add_argument("--core", type=pathlib.Path)
     parser.add_argument("--pack", nargs=3, action="append", default=[])
     args = parser.parse_args()
+    if shutil.which(os.environ.get("CC", "cc").split()[0]):
+        check_blocks(args.root)
     if args.core and args.core.suffix != ".a":
         check_core(args.root, args.core)
     for target, image, pack in args.pack:

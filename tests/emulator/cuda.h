@@ -25,6 +25,9 @@ struct uint2 {
 struct uint4 {
     uint32_t x, y, z, w;
 };
+struct float2 {
+    float x, y;
+};
 struct float4 {
     float x, y, z, w;
 };
@@ -138,6 +141,14 @@ static inline uint32_t __reduce_min_sync(unsigned, uint32_t value)
 static inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value)
 {
     return ~__reduce_min_sync(mask, ~value);
+}
+static inline uint32_t __reduce_add_sync(unsigned, uint32_t value)
+{
+    return emulator::meet<uint32_t>(value, [](const uint32_t *in, uint32_t *out) {
+        uint32_t sum = 0;
+        for (int i = 0; i < 32; i++) sum += in[i];
+        for (int i = 0; i < 32; i++) out[i] = sum;
+    });
 }
 static inline void __syncwarp()
 {

@@ -42,8 +42,9 @@ unsigned current;
 uint64_t idle;
 bool stuck;
 std::map<uint32_t, barrier> barriers;
+// Of each warp; of each barrier that a block has.
 emulator::meeting meetings[32];
-gathering gatherings[2];
+gathering gatherings[16];
 kernel running;
 const attn_decode_args *arguments;
 

@@ -244,6 +244,7 @@ static attn_cu_result fake_function_set(const attn_cu_function function, const i
                                         const int value)
 {
     ENTER(function_set);
+    if (attribute == ATTN_CU_FUNC_SMEM_CARVEOUT && value <= 100) return ATTN_CU_SUCCESS;
     if (attribute != ATTN_CU_FUNC_MAX_DYNAMIC_SMEM || value < 0) return ATTN_CU_ERROR_INVALID_VALUE;
     function->smem_bytes = value;
     fake.functions_set++;

@@ -45,6 +45,12 @@
 #ifndef FAKE_WARPS
 #define FAKE_WARPS 4
 #endif
+#ifndef FAKE_PER_SM
+#define FAKE_PER_SM 2
+#endif
+#ifndef FAKE_LEVELS
+#define FAKE_LEVELS 3
+#endif
 
 static const struct {
     uint32_t magic;
@@ -55,26 +61,27 @@ static const struct {
 
 static const struct attn_pack_row rows[] = {
 #ifdef FAKE_EMULATED
-#define ROW(name, q, kv, head_dim, rows, max_ratio, tile, warps, stages) \
-    { #name, ATTN_ROW_DECODE, q, kv, head_dim, rows, max_ratio, tile, warps, stages, 1 },
+#define ROW(name, q, kv, head_dim, rows, max_ratio, tile, warps, stages, per_sm, levels) \
+    { #name, ATTN_ROW_DECODE, q,      kv,     head_dim, rows, max_ratio, \
+      tile,  warps,           stages, per_sm, levels,   1 },
 #include "emulated_rows.inc"
 #else
     { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
-      FAKE_WARPS, 3, 1 },
+      FAKE_WARPS, 3, FAKE_PER_SM, FAKE_LEVELS, 1 },
     { "decode_bf16_bf16_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 8, 8, FAKE_TILE,
-      4, 2, 2 },
+      4, 2, 1, 1, 2 },
     { "decode_bf16_bf16_d128_wide", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 16, 0,
-      FAKE_TILE, 4, 2, 2 },
+      FAKE_TILE, 4, 2, 1, 1, 2 },
     { "decode_bf16_bf16_d256", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 256, 8, 8, FAKE_TILE,
-      3, 2, 3 },
-    { "decode_bf16_bf16_d512", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 512, 8, 0, FAKE_TILE,
-      2, 2, 4 },
+      4, 2, 1, 1, 3 },
+    { "decode_bf16_bf16_d512", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 512, 8, 0, 32, 2, 2,
+      1, 1, 4 },
     { "decode_bf16_e4m3_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_E4M3, 128, 16, 0, FAKE_TILE,
-      4, 2, 5 },
+      4, 2, 1, 1, 5 },
     { "decode_fp16_fp16_d32", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_FP16, 32, 16, 0, FAKE_TILE,
-      4, 2, 6 },
+      4, 2, 1, 1, 6 },
     { "decode_fp16_e4m3_d64", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_E4M3, 64, 16, 0, FAKE_TILE,
-      4, 3, 7 },
+      4, 3, 1, 1, 7 },
 #endif
     { .name = "read", .op = ATTN_ROW_READ, .warps = 8, .stages = 4 },
 };

@@ -25,12 +25,23 @@ static inline void cp_async_16(uint32_t s_target, const void *g_source, uint32_t
     if (bytes) std::memcpy(emulator_shared + s_target, g_source, bytes);
 }
 
-static inline void cp_async_commit()
+static inline void prefetch_map(const void *)
 {
 }
 
-template <int PENDING> static inline void cp_async_wait()
+static inline int32_t add_in_order(int32_t *g_target, int32_t value)
 {
+    return atomicAdd(g_target, value);
+}
+
+static inline float load_global_float(const float *g_source)
+{
+    return *g_source;
+}
+
+static inline float4 load_global_float4(const float4 *g_source)
+{
+    return *g_source;
 }
 
 static inline void barrier_init(uint32_t s_barrier, uint32_t count)
