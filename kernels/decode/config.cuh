@@ -25,7 +25,7 @@ constexpr bool MMA_IS_BF16 = Q_IS_BF16 && !KV_IS_E4M3;
 constexpr bool SCALE_Q = Q_IS_BF16 && KV_IS_E4M3;
 constexpr int KV_BYTES = KV_IS_E4M3 ? 1 : 2;
 
-// WARPS warps multiply, another one copies.
+// WARPS warps multiply, the next one copies, the last one counts arrivals.
 constexpr int THREADS = WARPS * 32;
 constexpr int BLOCK_THREADS = ATTN_DECODE_THREADS(WARPS);
 constexpr int ROW_BLOCKS = ROWS / 8;
@@ -87,6 +87,14 @@ struct alignas(16) unit_info {
     int32_t slot;
 };
 
+// An arrival: one of `count` at a counter. The null pointer: there will be no more.
+struct alignas(16) mail {
+    int32_t *g_counter;
+    int32_t count;
+    // The answer: it was the last.
+    int32_t is_last;
+};
+
 // Which keys of a leaf are attended.
 struct alignas(16) visible_keys {
     uint32_t bits[4];
@@ -100,7 +108,7 @@ struct smem {
     unsigned char ring[STAGES][TILE_BYTES];
     // MMA fragments of the queries, of this lane and of the one before: [row block][step][lane].
     alignas(16) uint2 q[Q_IN_REGISTERS ? 1 : 2][Q_IN_REGISTERS ? 1 : ROW_BLOCKS * DIM_STEPS * 32];
-    alignas(16) float levels[LEVELS][SLOT_FLOATS];
+    alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
     // MMA fragments of the weights.
     alignas(16) uint2 p[GROUPS][ROW_BLOCKS][32];
     // Of each warp's keys: the largest score and the sum of weights of each row, two rows together.
@@ -108,13 +116,16 @@ struct smem {
     alignas(16) float2 sum[ROWS / 2][SCORERS];
     unit_info units_told[INFOS];
     visible_keys visible[INFOS];
+    // Of the arrival that was posted last, and of the one before: the unit.
+    unit_info posted_units[2];
+    mail post;
     // One for each place in the ring: it is there; it was read. One for each place in units_told.
-    uint64_t full[STAGES], empty[STAGES], told[INFOS];
-    // Units before the pieces of thread i, and roots.
-    int32_t units[BLOCK_THREADS], slots[BLOCK_THREADS];
-    int32_t warp_sum[WARPS + 1][2];
+    // There is mail; it is answered.
+    uint64_t full[STAGES], empty[STAGES], told[INFOS], posted, answered;
+    // Units before the pieces of thread i, and roots. Its length if it has one piece.
+    int32_t units[BLOCK_THREADS], slots[BLOCK_THREADS], lens[BLOCK_THREADS];
+    int32_t warp_sum[WARPS + 2][2];
     deal dealt;
-    int32_t arrived;
 };
 
 constexpr int SMEM_BYTES =
@@ -137,7 +148,7 @@ template <int SIZE> struct ring_place {
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
 static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0, "visible_keys has the bits");
 static_assert((WARPS & (WARPS - 1)) == 0, "groups and steps are dealt evenly");
-static_assert(LEVELS >= 1 && SCORERS % 2 == 0, "see smem");
+static_assert(LEVELS >= 0 && SCORERS % 2 == 0, "see smem");
 static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");
 static_assert(sizeof(smem) <= SMEM_BYTES,

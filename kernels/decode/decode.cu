@@ -43,12 +43,17 @@ struct team {
     scaling by;
     uint32_t s_piece, s_row;
     tree_stack waiting;
+    arrivals mail;
+    // Whether an arrival is open, and where its unit is in s.posted_units.
+    bool is_open;
+    int32_t posted;
 
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
         : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info(0), sequence(-1),
           lane(-1), half(0), s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
-          waiting{ the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }
+          waiting{ the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem, 0 },
+          is_open(false), posted(0)
     {
     }
 
@@ -116,23 +121,68 @@ struct team {
         info = info + 1 < INFOS ? info + 1 : 0;
     }
 
+    // If the arrival that is open was the last, merges the roots, and goes on upwards.
+    __device__ __forceinline__ void settle()
+    {
+        if (!is_open) return;
+        is_open = false;
+        if (!mail.settle()) return;
+        climb c(args, s.posted_units[posted]);
+        bool is_part = c.seek();
+        block<STEPS> b;
+        do {
+            c.gather_all(waiting, b);
+            is_part = c.seek();
+            if (!is_part) break;
+            store_slot(c.slot(), b);
+            c.post(mail);
+        } while (mail.settle());
+        if (is_part) return;
+        store_whole(args, c.r.info, b);
+        finish_whole(args, mail, c.r.info);
+    }
+
+    __device__ __forceinline__ void attend_unit(const unit_info &unit, block<STEPS> &b)
+    {
+        const uint32_t first = unit.first, end = unit.end;
+        set_lane(unit);
+#pragma unroll 1
+        for (uint32_t leaf = first; leaf < end; leaf++) {
+            attend_leaf(b);
+            push(waiting, first, leaf, leaf + 1 == end, b);
+        }
+    }
+
+    // A unit's arrival is left open for the time of another one.
     __device__ __forceinline__ void run()
     {
 #pragma unroll 1
         for (;; told.next()) {
             barrier_wait(shared_address(&s.told[told.slot]), told.phase);
             const unit_info &unit = s.units_told[told.slot];
-            if (unit.lane < 0) break;
-            set_lane(unit);
-            const uint32_t first = unit.first, end = unit.end;
-            block<STEPS> b;
-#pragma unroll 1
-            for (uint32_t leaf = first; leaf < end; leaf++) {
-                attend_leaf(b);
-                push(waiting, first, leaf, leaf + 1 == end, b);
+            const bool is_end = unit.lane < 0;
+            climb c(args, unit);
+            const bool is_part = !is_end && c.seek();
+            if (!is_end) {
+                block<STEPS> b;
+                attend_unit(unit, b);
+                if (is_part)
+                    store_slot(c.slot(), b);
+                else
+                    store_whole(args, unit, b);
             }
-            if (merge_units(args, s, unit, waiting, b)) finish_piece(args, s, unit, b);
+            if (is_part || is_end || args.splits > 1) settle();
+            if (is_end) break;
+            if (!is_part) {
+                finish_whole(args, mail, unit);
+                continue;
+            }
+            posted ^= 1;
+            if (threadIdx.x == 0) s.posted_units[posted] = unit;
+            c.post(mail);
+            is_open = true;
         }
+        mail.post(nullptr, 0);
     }
 };
 
@@ -142,6 +192,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
     extern __shared__ __align__(1024) unsigned char s_bytes[];
     smem &s = *reinterpret_cast<smem *>(s_bytes);
     const bool copies = warp_id() == WARPS;
+    int32_t next = 0;
+    if (copies && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
 
     if (threadIdx.x < STAGES) {
         // By rows each lane arrives with its copies, and one that has told of them.
@@ -149,6 +201,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
         barrier_init(shared_address(&s.empty[threadIdx.x]), 1);
     }
     if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 1);
+    if (threadIdx.x == 0) {
+        barrier_init(shared_address(&s.posted), WARPS);
+        barrier_init(shared_address(&s.answered), 1);
+    }
     fence_async();
     schedule dealt_as = {};
     if (are_few(args)) {
@@ -163,8 +219,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
             prefetch_map(&args.k_map);
             prefetch_map(&args.v_map);
         }
-        feed f(args, s, dealt_as);
-        f.run();
+        feed(args, s).run(dealt_as, next);
+        return;
+    }
+    if (warp_id() > WARPS) {
+        count_arrivals(s);
         return;
     }
     float *const g_stack = args.slots + ((int64_t) args.num_roots +

@@ -35,7 +35,7 @@ struct attn_decode_args {
     // splits > 1: what pieces have given, [batch, num_q_heads, splits][head_dim + 2]: unnormalised
     // o, m, l.
     float *pieces;
-    // 0 before and after. Units that blocks have asked for; blocks that are done; root_levels times
+    // 0 before and after. Items that blocks have asked for; blocks that are done; root_levels times
     // num_roots arrivals of roots; then, if splits > 1, those of pieces of each (sequence, lane).
     int32_t *counters;
     int64_t q_stride;
@@ -101,8 +101,9 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 // Keys of the smallest piece under a split count.
 #define ATTN_DECODE_MIN_PIECE 256
 
-// Threads of a block: those of `warps` warps that multiply, and of one that copies.
-#define ATTN_DECODE_THREADS(warps) (((warps) + 1) * 32)
+// Threads of a block: those of `warps` warps that multiply, of one that copies, and of one that
+// counts arrivals.
+#define ATTN_DECODE_THREADS(warps) (((warps) + 2) * 32)
 // Floats of a slot: o of each row, then m and l of each row, for each warp.
 #define ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) ((rows) * ((head_dim) + 2 * (warps)))
 #define ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) \
@@ -125,13 +126,16 @@ attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t
     const int32_t ring = stages * tile * head_dim * kv_bytes;
     const int32_t q =
         ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
-    const int32_t waiting = levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4;
+    const int32_t waiting =
+        levels > 0 ? levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4 : 16;
     const int32_t weights = groups * rows * 32 + scorers * rows * 8;
     const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 16 + 8);
     const int32_t barriers = stages * 16;
-    // Sums of units and roots, a thread's and a warp's; three words.
-    const int32_t schedule = (warps + 1) * (32 + 1) * 8 + 3 * 4;
-    return (ring + q + waiting + weights + infos + barriers + schedule + 15) / 16 * 16;
+    // A thread's length and sums of units and roots, a warp's sums; two words.
+    const int32_t schedule = (warps + 2) * (32 * 12 + 8) + 2 * 4;
+    // Two units, and what is posted of them.
+    const int32_t arrivals = 2 * 48 + 16 + 2 * 8;
+    return (ring + q + waiting + weights + infos + barriers + schedule + arrivals + 15) / 16 * 16;
 }
 
 #endif

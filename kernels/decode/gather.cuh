@@ -9,7 +9,7 @@
 constexpr int ROOT_REGISTERS = ROW_BLOCKS * (STEPS + 1) * 4;
 constexpr int MOST_REGISTERS = 65536 / (ROW_PER_SM * BLOCK_THREADS);
 constexpr int QUAD =
-    ROOT_REGISTERS * 4 <= (MOST_REGISTERS < 255 ? MOST_REGISTERS : 255) - 72 ? 4 : 2;
+    ROOT_REGISTERS * 4 <= (MOST_REGISTERS < 255 ? MOST_REGISTERS : 255) - 104 ? 4 : 2;
 
 struct roots {
     const attn_decode_args &args;
@@ -69,28 +69,51 @@ static __device__ __forceinline__ void gather(const roots &r, int32_t low, int32
     __syncwarp();
 }
 
-// What a unit comes to is b. True if b is now the whole piece.
-static __device__ __forceinline__ bool merge_units(const attn_decode_args &args, smem &s,
-                                                   const unit_info &info, tree_stack &waiting,
-                                                   block<STEPS> &b)
-{
-    const roots r = { args, info };
-    int32_t own = info.unit, first = info.first_unit, last = info.last_unit;
-    int32_t *g_level = args.counters + 2;
-#pragma unroll 1
-    for (int32_t log = 0; first < last; log += FAN_LOG) {
-        const int32_t parent = own >> FAN_LOG;
-        const int32_t low = max(parent << FAN_LOG, first);
-        const int32_t high = min((parent << FAN_LOG) + (1 << FAN_LOG) - 1, last);
-        if (low < high) {
-            store_slot(r.slot(own, log), b);
-            if (!arrive(s, g_level + r.number(parent, log + FAN_LOG), high - low + 1))
-                return false;
-            gather(r, low, high, log, waiting, b);
-        }
-        g_level += args.num_roots;
-        own = parent;
-        first >>= FAN_LOG, last >>= FAN_LOG;
+// The way of a root up to the whole piece: blocks of 2^log units, of which `own` is at hand and
+// `low` .. `high` will be merged.
+struct climb {
+    const roots r;
+    int32_t log, own, first, last, low, high;
+    int32_t *g_counters;
+
+    __device__ __forceinline__ climb(const attn_decode_args &args, const unit_info &info)
+        : r{ args, info }, log(0), own(info.unit), first(info.first_unit), last(info.last_unit),
+          g_counters(args.counters + 2)
+    {
     }
-    return true;
-}
+
+    __device__ __forceinline__ void go_up()
+    {
+        log += FAN_LOG, own >>= FAN_LOG, first >>= FAN_LOG, last >>= FAN_LOG;
+        g_counters += r.args.num_roots;
+    }
+
+    // Goes up to where there is something to merge with. False: it is the whole piece.
+    __device__ __forceinline__ bool seek()
+    {
+        for (; first < last; go_up()) {
+            const int32_t begin = own >> FAN_LOG << FAN_LOG;
+            low = max(begin, first);
+            high = min(begin + (1 << FAN_LOG) - 1, last);
+            if (low < high) return true;
+        }
+        return false;
+    }
+
+    __device__ __forceinline__ float *slot() const
+    {
+        return r.slot(own, log);
+    }
+
+    __device__ __forceinline__ void post(arrivals &a) const
+    {
+        a.post(g_counters + r.number(own >> FAN_LOG, log + FAN_LOG), high - low + 1);
+    }
+
+    // Once all of them are there.
+    __device__ __forceinline__ void gather_all(tree_stack &waiting, block<STEPS> &b)
+    {
+        gather(r, low, high, log, waiting, b);
+        go_up();
+    }
+};

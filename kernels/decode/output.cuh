@@ -10,18 +10,50 @@ static __device__ __forceinline__ void sync_team()
     barrier_sync(THREADS);
 }
 
-// True if this block arrives last, of `count`: what the others have written is there to be read.
-static __device__ __forceinline__ bool arrive(smem &s, int32_t *g_counter, int32_t count)
-{
-    sync_team();
-    if (threadIdx.x == 0) {
-        s.arrived = add_in_order(g_counter, 1) == count - 1;
-#if ATTN_MUTATION != 20
-        if (s.arrived) *g_counter = 0;
-#endif
+// What the warps that multiply have written is to be counted at a counter, and it may take a while
+// until it can be: another warp sees to it. One arrival at a time.
+struct arrivals {
+    smem &s;
+    uint32_t phase;
+
+    __device__ __forceinline__ void post(int32_t *g_counter, int32_t count)
+    {
+        if (threadIdx.x == 0) s.post.g_counter = g_counter, s.post.count = count;
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(shared_address(&s.posted));
     }
-    sync_team();
-    return s.arrived;
+
+    // True if it was the last: what the others have written is there to be read.
+    __device__ __forceinline__ bool settle()
+    {
+        barrier_wait(shared_address(&s.answered), phase);
+        phase ^= 1;
+        return s.post.is_last;
+    }
+
+    __device__ __forceinline__ bool arrive(int32_t *g_counter, int32_t count)
+    {
+        post(g_counter, count);
+        return settle();
+    }
+};
+
+// The warp that sees to it.
+static __device__ __forceinline__ void count_arrivals(smem &s)
+{
+    for (uint32_t phase = 0;; phase ^= 1) {
+        barrier_wait(shared_address(&s.posted), phase);
+        int32_t *const g_counter = s.post.g_counter;
+        if (!g_counter) return;
+        __syncwarp();
+        if (lane_id() == 0) {
+            s.post.is_last = add_in_order(g_counter, 1) == s.post.count - 1;
+#if ATTN_MUTATION != 20
+            if (s.post.is_last) *g_counter = 0;
+#endif
+            barrier_arrive(shared_address(&s.answered));
+        }
+    }
 }
 
 // The query rows of a lane.
@@ -196,19 +228,26 @@ static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args
 }
 
 // b is a whole piece.
-static __device__ __forceinline__ void finish_piece(const attn_decode_args &args, smem &s,
-                                                    const unit_info &info, block<STEPS> &b)
+static __device__ __forceinline__ void store_whole(const attn_decode_args &args,
+                                                   const unit_info &info, block<STEPS> &b)
 {
     const rows r = rows_of(args, info.lane);
     const int first_step = warp_id() * STEPS;
-    if (args.splits == 1) {
+    if (args.splits == 1)
         store_output(args, info.sequence, r, first_step, b);
-        return;
-    }
+    else
+        store_piece(args, describe(args, info.piece), r, first_step, b);
+}
+
+// Once that is done. No arrival is open.
+static __device__ __forceinline__ void finish_whole(const attn_decode_args &args, arrivals &a,
+                                                    const unit_info &info)
+{
+    if (args.splits == 1) return;
     const piece p = describe(args, info.piece);
-    store_piece(args, p, r, first_step, b);
+    const rows r = rows_of(args, info.lane);
     int32_t *const g_counter = args.counters + 2 + (int64_t) args.root_levels * args.num_roots +
                                (int64_t) p.sequence * args.lanes + r.lane;
     const int32_t num_splits = p.attended > 0 ? (p.attended - 1) / p.size + 1 : 1;
-    if (arrive(s, g_counter, num_splits)) merge_pieces(args, p, r, num_splits);
+    if (a.arrive(g_counter, num_splits)) merge_pieces(args, p, r, num_splits);
 }

@@ -17,12 +17,18 @@ struct piece {
     bool is_fault;
 };
 
-static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index)
+static __device__ __forceinline__ int32_t sequence_of(const attn_decode_args &args, int32_t index)
+{
+    return attn_decode_divide(index, args.splits_magic, args.splits_shift);
+}
+
+// Piece `index`, of a sequence of the length `given`.
+static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index,
+                                                 int32_t given)
 {
     piece p;
-    p.sequence = attn_decode_divide(index, args.splits_magic, args.splits_shift);
+    p.sequence = sequence_of(args, index);
     p.split = index - p.sequence * args.splits;
-    const int32_t given = args.seq_lens[p.sequence];
     const int32_t len = min(max(given, 0), args.max_keys);
     p.is_fault = len != given;
     p.start = args.window > 0 && len > args.window ? len - args.window : 0;
@@ -48,6 +54,11 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
     p.first = (uint32_t) (p.start - p.origin) / TILE;
     p.end = p.stop > p.start ? (uint32_t) (p.stop - 1 - p.origin) / TILE + 1 : p.first;
     return p;
+}
+
+static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index)
+{
+    return describe(args, index, args.seq_lens[sequence_of(args, index)]);
 }
 
 // Leaves of a piece. A sequence without keys has one, in which nothing is attended.
@@ -113,14 +124,17 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     const int32_t first = threadIdx.x * share, stop = min(first + share, num_pieces);
     uint32_t leaves = 0;
 #pragma unroll 1
-    for (int32_t i = first; i < stop; i++)
-        leaves += (count_leaves(describe(args, i)) >> args.min_shift) + 1;
+    for (int32_t i = first; i < stop; i++) {
+        const int32_t len = args.seq_lens[sequence_of(args, i)];
+        leaves += (count_leaves(describe(args, i, len)) >> args.min_shift) + 1;
+        s.lens[threadIdx.x] = len;
+    }
     leaves = __reduce_add_sync(~0u, leaves);
     if (lane_id() == 0) s.warp_sum[warp_id()][0] = leaves;
     __syncthreads();
     leaves = 0;
 #pragma unroll
-    for (int i = 0; i <= WARPS; i++) leaves += s.warp_sum[i][0];
+    for (int i = 0; i < WARPS + 2; i++) leaves += s.warp_sum[i][0];
     const int32_t shift = choose_shift(args, leaves);
     counts own = { 0, 0 };
 #pragma unroll 1
@@ -135,7 +149,7 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     counts before = { end.units - own.units, end.slots - own.slots };
     int32_t total = 0;
 #pragma unroll
-    for (int i = 0; i <= WARPS; i++) {
+    for (int i = 0; i < WARPS + 2; i++) {
         if (i < warp_id()) before.units += s.warp_sum[i][0], before.slots += s.warp_sum[i][1];
         total += s.warp_sum[i][0];
     }
@@ -147,7 +161,8 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
 
 // Where a unit is: its piece, and units and roots before that.
 struct place {
-    int32_t piece;
+    piece p;
+    int32_t index;
     counts before;
 };
 
@@ -155,13 +170,16 @@ struct place {
 struct schedule {
     deal dealt;
     // If there are few pieces: of this lane's, and those before it.
+    int32_t len;
     counts own, end;
 
     // One piece a lane.
     __device__ __forceinline__ void count(const attn_decode_args &args)
     {
         const bool is_piece = lane_id() < args.batch * args.splits;
-        const piece p = describe(args, is_piece ? lane_id() : 0);
+        const int32_t index = is_piece ? lane_id() : 0;
+        len = args.seq_lens[sequence_of(args, index)];
+        const piece p = describe(args, index, len);
         const uint32_t leaves = is_piece ? (count_leaves(p) >> args.min_shift) + 1 : 0;
         dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves));
         own.units = is_piece ? count_units(p, dealt.shift) : 0;
@@ -170,24 +188,17 @@ struct schedule {
         dealt.total = __shfl_sync(~0u, end.units, 31);
     }
 
-    // The piece of `unit`, if it is among these 32 from piece `first` on.
-    __device__ __forceinline__ place find_in_lanes(int32_t unit, int32_t first, const counts &lane_own,
-                                                   const counts &lane_end, bool &is_found) const
-    {
-        const uint32_t found = __ballot_sync(~0u, unit < lane_end.units);
-        is_found = found != 0;
-        const int at = found ? __ffs(found) - 1 : 31;
-        return { first + at,
-                 { __shfl_sync(~0u, lane_end.units - lane_own.units, at),
-                   __shfl_sync(~0u, lane_end.slots - lane_own.slots, at) } };
-    }
-
     // All lanes together, for one unit of those that there are.
     __device__ __forceinline__ place find(const attn_decode_args &args, const smem &s,
                                           int32_t unit) const
     {
-        bool is_found;
-        if (are_few(args)) return find_in_lanes(unit, 0, own, end, is_found);
+        if (are_few(args)) {
+            const int at = __ffs(__ballot_sync(~0u, unit < end.units)) - 1;
+            const piece p = describe(args, at, __shfl_sync(~0u, len, at));
+            return { p, at,
+                     { __shfl_sync(~0u, end.units - own.units, at),
+                       __shfl_sync(~0u, end.slots - own.slots, at) } };
+        }
         const int32_t num_pieces = args.batch * args.splits;
         const int32_t share = (num_pieces - 1) / BLOCK_THREADS + 1;
         // The last thread whose pieces begin at or before the unit.
@@ -195,21 +206,31 @@ struct schedule {
 #pragma unroll 1
         for (int32_t step = 512; step > 0; step /= 2)
             if (thread + step < BLOCK_THREADS && s.units[thread + step] <= unit) thread += step;
-        counts before = { s.units[thread], s.slots[thread] };
-        if (share == 1) return { thread, before };
-        const int32_t stop = min((thread + 1) * share, num_pieces);
+        const counts before = { s.units[thread], s.slots[thread] };
+        if (share == 1) return { describe(args, thread, s.lens[thread]), thread, before };
+        return search(args, thread * share, min((thread + 1) * share, num_pieces), unit, before);
+    }
+
+    // Among pieces first .. stop - 1, before which there is what `before` says.
+    __device__ __forceinline__ place search(const attn_decode_args &args, int32_t first,
+                                            int32_t stop, int32_t unit, counts before) const
+    {
 #pragma unroll 1
-        for (int32_t first = thread * share;; first += 32) {
+        for (;; first += 32) {
             const int32_t index = first + lane_id();
             const int32_t units = index < stop ? count_units(describe(args, index), dealt.shift) : 0;
             const counts lane_own = { units, count_roots(units) };
             counts lane_end = sum_up(lane_own);
             lane_end.units += before.units, lane_end.slots += before.slots;
-            const place at = find_in_lanes(unit, first, lane_own, lane_end, is_found);
+            const uint32_t found = __ballot_sync(~0u, unit < lane_end.units);
+            const int at = found ? __ffs(found) - 1 : 31;
+            before = { __shfl_sync(~0u, lane_end.units, at), __shfl_sync(~0u, lane_end.slots, at) };
             // Lengths that change under the kernel may leave the unit nowhere.
-            if (is_found || first + 32 >= stop)
-                return { min(at.piece, num_pieces - 1), at.before };
-            before = { __shfl_sync(~0u, lane_end.units, 31), __shfl_sync(~0u, lane_end.slots, 31) };
+            if (!found && first + 32 < stop) continue;
+            before.units -= __shfl_sync(~0u, lane_own.units, at);
+            before.slots -= __shfl_sync(~0u, lane_own.slots, at);
+            const int32_t piece_index = min(first + at, stop - 1);
+            return { describe(args, piece_index), piece_index, before };
         }
     }
 };
