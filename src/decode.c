@@ -14,10 +14,6 @@
 #include <string.h>
 
 #define WORKSPACE_UNIT 256
-// (unit, lane) of a launch for each of its blocks, at most: more keep SMs busy to the end, and cost
-// more merging.
-#define ITEMS_PER_BLOCK 4
-
 // Units of leaves, and pieces of sequences, of a launch: sums of two of them fit an int32.
 #define MAX_UNITS (1 << 29)
 
@@ -34,7 +30,8 @@ struct launch {
     // Leaves of the longest piece, and of all pieces if each is that long.
     int64_t piece_leaves, leaves;
     int32_t min_shift;
-    int32_t most_items, num_roots, root_levels, stack_slots;
+    int64_t most_items;
+    int32_t num_roots, root_levels, stack_slots;
     int32_t grid, block, smem_bytes;
     // The pieces' results come first, the slots after them.
     size_t pieces_bytes, workspace_bytes;
@@ -152,6 +149,16 @@ static int64_t count_roots(const struct launch *const launch, const int64_t piec
     return (units < most ? units : most) * launch->lanes;
 }
 
+// At least as many (unit, lane) as attn_decode_unit_shift may leave of `items` (leaf, lane) or
+// fewer.
+static int64_t count_items(const int64_t items, const int32_t blocks)
+{
+    const double limit = (double) items * blocks;
+    double most = blocks;
+    while (most * most * 16 < limit * 1.001) most += most / 16 + 1;
+    return (int64_t) most;
+}
+
 // For a grid of at most `slots` blocks, and the most leaves that lengths can come to.
 static void set_units(const struct attn_decode_shape *const shape, struct launch *const launch,
                       const int32_t slots)
@@ -159,10 +166,10 @@ static void set_units(const struct attn_decode_shape *const shape, struct launch
     const struct attn_pack_row *const row = launch->row;
     const int64_t pieces = (int64_t) shape->batch * launch->splits;
     launch->grid = slots;
-    launch->most_items = slots * ITEMS_PER_BLOCK;
     const int64_t leaves = pieces * ((launch->piece_leaves >> launch->min_shift) + 1);
-    int32_t shift = 0;
-    while (leaves * launch->lanes >> shift > launch->most_items) shift++;
+    const int64_t items = leaves * launch->lanes;
+    const int32_t shift = attn_decode_unit_shift((uint64_t) items, slots);
+    launch->most_items = count_items(items, slots);
     const int64_t roots = count_roots(launch, pieces);
     launch->num_roots = (int32_t) roots;
     // Of a unit at most one block of each level waits, and one from before an aligned one; of what
@@ -176,9 +183,8 @@ static void set_units(const struct attn_decode_shape *const shape, struct launch
     while (roots > 0 &&
            (launch->piece_leaves + 1) >> (launch->root_levels * ATTN_DECODE_FAN_LOG) > 0)
         launch->root_levels++;
-    const int64_t floats =
-        (roots + (int64_t) slots * launch->stack_slots) *
-        ATTN_DECODE_SLOT_FLOATS(row->head_dim, row->rows, row->warps);
+    const int64_t floats = (roots + (int64_t) slots * launch->stack_slots) *
+                           ATTN_DECODE_SLOT_FLOATS(row->head_dim, row->rows, row->warps);
     launch->workspace_bytes = launch->pieces_bytes + round_up((size_t) floats * sizeof(float));
 }
 
@@ -239,8 +245,7 @@ static void limit_grid(const struct attn_device *const device,
     const size_t most = launch->workspace_bytes;
     int32_t slots = count_slots(device, launch->row, device->grid_limit);
     if (slots >= launch->grid) return;
-    do
-        set_units(shape, launch, slots--);
+    do set_units(shape, launch, slots--);
     while (launch->workspace_bytes > most && slots > 0);
 }
 
@@ -430,7 +435,6 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .splits_magic = splits_magic,
         .splits_shift = splits_shift,
         .lanes = launch->lanes,
-        .most_items = launch->most_items,
         .num_roots = launch->num_roots,
         .root_levels = launch->root_levels,
         .stack_slots = launch->stack_slots,
@@ -475,7 +479,8 @@ enum attn_status attn_decode(struct attn_device *const device,
     if (status != ATTN_OK) return status;
     if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
     if (own.batch == 0) return ATTN_OK;
-    if (device->info.kind != ATTN_DEVICE_HOST) return launch_kernel(device, &own, &shape, &launch, stream);
+    if (device->info.kind != ATTN_DEVICE_HOST)
+        return launch_kernel(device, &own, &shape, &launch, stream);
     if (attn_reference_decode(&own) == 0) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                      "out of memory in the host executor");

@@ -329,8 +329,7 @@ static attn_cu_result load_kernel(struct attn_device *const device, const uint32
                                       attn_pack_row_smem(row));
     // Several blocks share an SM's, which the driver would rather give to L1.
     if (result == ATTN_CU_SUCCESS && attn_pack_row_smem(row) > 0)
-        result =
-            driver->function_set(device->functions[index], ATTN_CU_FUNC_SMEM_CARVEOUT, 100);
+        result = driver->function_set(device->functions[index], ATTN_CU_FUNC_SMEM_CARVEOUT, 100);
     // Loading is lazy otherwise, and the first launch would pay for it.
     if (result == ATTN_CU_SUCCESS) result = driver->function_load(device->functions[index]);
     return result;

@@ -145,7 +145,8 @@ static bool is_sane_row(const struct attn_pack_row *const row)
                        row->rows >= 8 && row->rows <= 256 && row->rows % 8 == 0 &&
                        row->max_ratio >= 0;
     const bool tile = row->tile >= 32 && row->tile <= 4096 && (row->tile & (row->tile - 1)) == 0;
-    const bool blocks = row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 && row->levels <= 16;
+    const bool blocks =
+        row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 && row->levels <= 16;
     return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks;
 }
 

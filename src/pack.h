@@ -33,8 +33,8 @@ struct attn_pack_row {
     int32_t rows;
     // Largest GQA ratio accepted; 0: any.
     int32_t max_ratio;
-    // Keys of a tile, which is also the leaf of the merge tree; warps of a block (of op=decode: beside
-    // the one that copies); tiles of K or V (of op=read: 16-byte loads of a thread) in flight.
+    // Keys of a tile, which is also the leaf of the merge tree; warps of a block (of op=decode:
+    // those that multiply); tiles of K or V (of op=read: 16-byte loads of a thread) in flight.
     int32_t tile, warps, stages;
     // Of op=decode: blocks that an SM holds; levels of the merge tree that wait in shared memory.
     int32_t per_sm, levels;

@@ -99,7 +99,7 @@ static void expect_refused(const struct attn_decode_params *const params,
 // Bytes of `slots` blocks of the merge tree: of each row o, and of each warp m and l.
 static size_t slot_bytes(const int64_t slots, const int32_t rows, const int32_t head_dim)
 {
-    const int32_t warps = (int32_t) last_launch()->block[0] / 32 - 1;
+    const int32_t warps = (int32_t) last_launch()->block[0] / 32 - 2;
     return (size_t) slots * (size_t) rows * (size_t) (head_dim + 2 * warps) * 4;
 }
 
@@ -118,12 +118,27 @@ static int64_t used_counters(void)
     return 2 + (int64_t) args->root_levels * args->num_roots + of_sequences;
 }
 
-// There is room for the roots of pieces in units of a leaf, and not for many more: a piece may
-// begin and end within a unit. They meet until they are one.
+// (unit, lane) that lengths can come to, of `items` (leaf, lane) or less, and no more than a
+// fifteenth above that.
+static int64_t most_units(const int64_t items, const int32_t blocks)
+{
+    int64_t most = blocks;
+    while (most * most * 16 < items * blocks) most++;
+    return most > blocks ? most + most / 15 + 2 : blocks;
+}
+
+// There is room for the roots of pieces of so many leaves, in units as large as these make them,
+// and not for many more: a piece may begin and end within a unit. They meet until they are one.
 static void expect_roots(const int64_t pieces, const int64_t leaves)
 {
     const struct attn_decode_args *const args = &last_launch()->args;
-    const int64_t least = pieces * leaves * args->lanes, most = pieces * (leaves + 2) * args->lanes;
+    const int32_t blocks = (int32_t) last_launch()->grid[0];
+    const int64_t items = pieces * (leaves + 1) * args->lanes;
+    const int64_t units = ((leaves - 1) >> attn_decode_unit_shift((uint64_t) items, blocks)) + 1;
+    const int64_t least = units > 1 ? pieces * units * args->lanes : 0;
+    const int64_t of_leaves = pieces * (leaves + 2) * args->lanes;
+    const int64_t of_units = most_units(items, blocks) + (pieces * 2 + 1) * args->lanes;
+    const int64_t most = of_leaves < of_units ? of_leaves : of_units;
     cr_expect(args->num_roots >= least && args->num_roots <= most, "%d roots, not %lld to %lld",
               args->num_roots, (long long) least, (long long) most);
     const int32_t log = args->root_levels * ATTN_DECODE_FAN_LOG;
@@ -161,8 +176,8 @@ Test(launch, passes_everything_on)
     cr_expect_eq(fake.num_launches, 1);
     cr_expect_str_eq(launch->kernel, "decode_bf16_bf16_d64");
     cr_expect(launch->grid[0] == GRID_64 && launch->grid[1] == 1 && launch->grid[2] == 1);
-    // One warp copies.
-    cr_expect(launch->block[0] == (WARPS + 1) * 32 && launch->block[1] == 1 &&
+    // One warp copies, and one counts arrivals.
+    cr_expect(launch->block[0] == (WARPS + 2) * 32 && launch->block[1] == 1 &&
               launch->block[2] == 1);
     cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 2, 16, TILE, WARPS, 3, LEVELS_64));
     cr_expect_eq(launch->stream, STREAM);
@@ -172,8 +187,7 @@ Test(launch, passes_everything_on)
     cr_expect(args->block_table == AT(5) && args->seq_lens == AT(6) && args->sinks == AT(7));
     cr_expect(args->lse == AT(8) && args->slots == AT(9) && args->fault == AT(10));
     cr_expect(args->counters == AT(13) && args->lanes == 4);
-    cr_expect_geq(args->most_items, GRID_64);
-    // A root for each of 3 x 25 leaves of 64 keys, and little more.
+    // Of 3 x 25 leaves of 64 keys.
     expect_roots(3, 25);
     cr_expect(args->splits == 1 && !args->pieces && args->min_shift == 0);
     cr_expect(args->k_scales == AT(11) && args->v_scales == AT(12));
@@ -511,18 +525,32 @@ Test(launch, deals_units_for_the_blocks)
         const int32_t lanes = cases[i];
         params.num_q_heads = params.num_kv_heads = lanes;
         cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-        const struct attn_decode_args *const args = &last_launch()->args;
         cr_expect_eq(last_launch()->grid[0], GRID_256, "%d lanes", lanes);
-        cr_expect_geq(args->most_items, GRID_256, "%d lanes", lanes);
-        // 2500 leaves a sequence, in units of `unit`.
-        int32_t unit = 1;
-        while (3 * 2500 * lanes / unit > args->most_items) unit *= 2;
-        const int32_t units = 3 * ((2500 - 1) / unit + 1);
-        cr_expect(units == 3 || args->num_roots >= units * lanes, "%d lanes: %d roots", lanes,
-                  args->num_roots);
-        // Each sequence may begin and end within a unit.
-        cr_expect_leq(args->num_roots, args->most_items + (3 * 2 + 1) * lanes, "%d lanes", lanes);
+        // 2500 leaves a sequence.
+        expect_roots(3, 2500);
     }
+}
+
+// Units are as small as may be: at most one a block, or a quarter of the square root of what a
+// block has, each.
+Test(launch, chooses_the_smallest_units_that_are_few)
+{
+    static const int32_t grids[] = { 1, 2, 5, 48, 132, 264, 701, ATTN_DECODE_MAX_GRID };
+    for (size_t i = 0; i < sizeof(grids) / sizeof(grids[0]); i++)
+        for (uint64_t items = 0; items < (uint64_t) 1 << 60; items += items / 37 + 1) {
+            const int32_t shift = attn_decode_unit_shift(items, grids[i]);
+            // In single precision: what is that close to the edge may be on either side of it.
+            const double limit = (double) items * grids[i], slack = limit * 1e-6;
+            const double units = (double) (items >> shift);
+            cr_assert(units <= grids[i] || units * units * 16 <= limit + slack,
+                      "%llu items, %d blocks: units of 2^%d", (unsigned long long) items, grids[i],
+                      shift);
+            if (shift == 0) continue;
+            const double more = (double) (items >> (shift - 1));
+            cr_assert(more > grids[i] && more * more * 16 > limit - slack,
+                      "%llu items, %d blocks: units of 2^%d", (unsigned long long) items, grids[i],
+                      shift);
+        }
 }
 
 // A batch that is served: its workspace is what a caller sets aside for good.
@@ -537,14 +565,11 @@ Test(launch, needs_little_workspace)
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     cr_expect_eq(bytes, round_up(used_bytes(8, 256)));
     cr_expect_lt(bytes, 32 << 20);
+    expect_roots(64, 2048);
     // 64 x 2048 leaves of 4 lanes, in units of 2^log: one of each level below log waits, of the
     // lowest in shared memory.
     const struct attn_decode_args *const args = &last_launch()->args;
-    int32_t log = 0;
-    while (64 * 2048 * 4 >> log > args->most_items) log++;
-    cr_expect(args->num_roots >= 64 * 4 * (2048 >> log) &&
-                  args->num_roots <= args->most_items + (64 * 2 + 1) * 4,
-              "%d", args->num_roots);
+    const int32_t log = attn_decode_unit_shift(64 * 2049 * 4, GRID_256);
     cr_expect(args->stack_slots >= log - LEVELS_256 && args->stack_slots <= log + 2, "%d",
               args->stack_slots);
 }
@@ -625,7 +650,7 @@ Test(launch, caps_the_grid)
     // The limit of a test changes the grid and the units, not the workspace.
     params = right_params();
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
-    const int32_t most_items = last_launch()->args.most_items;
+    const int32_t num_roots = last_launch()->args.num_roots;
     const struct attn_decode_shape shape = attn_decode_shape_of(&params);
     size_t unlimited, limited;
     cr_assert_eq(attn_decode_workspace(device, &shape, &unlimited), ATTN_OK);
@@ -634,7 +659,7 @@ Test(launch, caps_the_grid)
     cr_expect_eq(limited, unlimited);
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     cr_expect_eq(last_launch()->grid[0], 5);
-    cr_expect(last_launch()->args.most_items >= 5 && last_launch()->args.most_items < most_items);
+    cr_expect(last_launch()->args.num_roots > 0 && last_launch()->args.num_roots < num_roots);
 }
 
 static void expect_within(const struct attn_decode_params *const params, const int32_t rows,
@@ -753,7 +778,7 @@ Test(launch, counts_roots_of_many_lanes)
             params.q = AT(1 << 8);
             params.o = AT(1 << 9);
             const enum attn_status status = attn_decode(device, &params, STREAM);
-            cr_expect(status == ATTN_OK || (log > 26 && status == ATTN_ERROR_UNSUPPORTED), "%d: %s",
+            cr_expect(status == ATTN_OK || (log > 25 && status == ATTN_ERROR_UNSUPPORTED), "%d: %s",
                       log, attn_last_error());
             if (status != ATTN_OK) continue;
             cr_expect_geq(last_launch()->args.num_roots, 0);

@@ -50,12 +50,13 @@ struct span {
 // What the launch allows, and what of it was used.
 struct walk {
     const struct attn_decode_args *args;
-    // Levels below wait in shared memory.
-    int32_t levels;
+    // Blocks of the grid; levels below wait in shared memory.
+    int32_t blocks, levels;
     char label[176];
     int32_t shift;
-    // Of one lane: roots so far; for each level and root whether something has met there.
-    int64_t roots;
+    // Of one lane, so far: units; roots; those that the same pieces could have if they began anywhere.
+    int64_t units, roots, most_roots;
+    // For each level and root whether something has met there.
     unsigned char *met;
     // Leaves that may still be followed one by one.
     int64_t budget;
@@ -205,6 +206,7 @@ static int64_t count_leaves(const struct span piece)
 static void walk_piece(struct walk *const w, const struct span piece)
 {
     if (count_leaves(piece) <= (int64_t) 1 << w->shift) {
+        w->units++;
         walk_unit(w, piece, piece);
         return;
     }
@@ -212,9 +214,12 @@ static void walk_piece(struct walk *const w, const struct span piece)
     for (int64_t unit = first; unit <= last; unit++)
         walk_unit(w, piece, block_of(piece, unit, w->shift));
     merge_units(w, piece, w->roots, first, last);
+    w->units += last - first + 1;
     w->roots += last - first + 1;
-    cr_assert_leq(w->roots * w->args->lanes, w->args->num_roots, "%s: %lld roots of a lane",
-                  w->label, (long long) w->roots);
+    w->most_roots += (count_leaves(piece) >> w->shift) + (w->args->splits > 1 ? 1 : 2);
+    cr_assert(w->roots <= w->most_roots && w->most_roots * w->args->lanes <= w->args->num_roots,
+              "%s: %lld roots of a lane, up to %lld", w->label, (long long) w->roots,
+              (long long) w->most_roots);
 }
 
 // Pieces of a sequence, none of them empty but where there are no keys at all.
@@ -249,16 +254,17 @@ static void walk_lengths(struct walk *const w, const int32_t *const lens)
     int64_t leaves = args->batch * args->splits;
     for (int i = 0; i < count; i++) leaves += count_leaves(pieces[i]) >> args->min_shift;
     cr_assert_lt(leaves, 1 << 30, "%s", w->label);
-    w->shift = 0;
-    while (leaves * args->lanes >> w->shift > args->most_items) w->shift++;
-    w->shift += args->min_shift;
+    const uint64_t items = (uint64_t) (leaves * args->lanes);
+    w->shift = args->min_shift + attn_decode_unit_shift(items, w->blocks);
     // No piece has as many leaves; they are numbers of 32 bits, shifted.
     if (w->shift > 31) w->shift = 31;
-    w->roots = 0;
+    w->units = w->roots = w->most_roots = 0;
     w->met = calloc((size_t) args->root_levels * (size_t) args->num_roots + 1, 1);
     cr_assert_not_null(w->met);
     for (int i = 0; i < count; i++) walk_piece(w, pieces[i]);
     free(w->met);
+    // Blocks number (unit, lane) by an int32, and ask for one beyond the last.
+    cr_assert_lt(w->units * args->lanes + w->blocks, INT32_MAX, "%s", w->label);
 }
 
 // ---- what is drawn
@@ -354,10 +360,14 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
         cr_assert_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
         const struct fake_launch *const launch =
             &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
-        struct walk w = { .args = &launch->args, .levels = levels_of(launch), .budget = budget };
+        struct walk w = { .args = &launch->args,
+                          .blocks = (int32_t) launch->grid[0],
+                          .budget = budget };
         int32_t lens[MAX_BATCH];
         for (int i = 0; i < 4; i++) {
             draw_lengths(&random, w.args, lens);
+            // Some rows of other packs have no levels.
+            w.levels = i % 2 ? 0 : levels_of(launch);
             snprintf(w.label, sizeof(w.label),
                      "trial %d.%d: grid %u, batch %d, %d lanes, %d pages, window %d, %d splits, "
                      "%d levels, room for %d",

@@ -101,7 +101,8 @@ static __device__ __forceinline__ int32_t add_in_order(int32_t *g_target, int32_
     return before;
 }
 
-// ld.relaxed.gpu.global: what other blocks have written, once a fence lets it be seen. PTX ISA, "ld".
+// ld.relaxed.gpu.global: what other blocks have written, once a fence lets it be seen. PTX ISA,
+// "ld".
 static __device__ __forceinline__ float load_global_float(const float *g_source)
 {
     float value;

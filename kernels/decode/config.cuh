@@ -12,8 +12,8 @@ constexpr int ROWS = ROW_ROWS;
 constexpr int TILE = ROW_TILE;
 constexpr int WARPS = ROW_WARPS;
 constexpr int STAGES = ROW_STAGES;
-// The lowest levels of the merge tree, which come and go with every few leaves: what waits there has
-// a place in shared memory.
+// The lowest levels of the merge tree, which come and go with every few leaves: what waits there
+// has a place in shared memory.
 constexpr int LEVELS = ROW_LEVELS;
 
 // Types as in src/pack.h.
@@ -54,6 +54,10 @@ constexpr int LINE_BYTES = ROW_BYTES < 128 ? ROW_BYTES : 128;
 constexpr int LINE_PIECES = LINE_BYTES / 16;
 // Queries stay in registers where there is room for them and the sums.
 constexpr bool Q_IN_REGISTERS = ATTN_DECODE_Q_IN_REGISTERS(ROWS, HEAD_DIM);
+// E4M3: else they are brought into order once.
+constexpr bool KEEPS_Q = !Q_IN_REGISTERS && KV_IS_E4M3;
+// Bytes from row to row of q: the 8 rows of a fragment lie in different banks.
+constexpr int Q_PITCH = HEAD_DIM * 2 + 16;
 // Slots, of which a block of the merge tree takes one: [step][row block][lane] of o, then
 // [warp][row block][t] of m and l; float4 each. Nobody reads what another warp has written.
 constexpr int SLOT_FLOATS = ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
@@ -106,14 +110,17 @@ constexpr int INFOS = ATTN_DECODE_INFOS(STAGES);
 struct smem {
     // Tiles in turn: of a leaf K, then V.
     unsigned char ring[STAGES][TILE_BYTES];
-    // MMA fragments of the queries, of this lane and of the one before: [row block][step][lane].
-    alignas(16) uint2 q[Q_IN_REGISTERS ? 1 : 2][Q_IN_REGISTERS ? 1 : ROW_BLOCKS * DIM_STEPS * 32];
+    // Queries of the units told.
+    alignas(16) unsigned char q_rows[INFOS][ROWS][Q_PITCH];
+    // MMA fragments of the queries, of this unit and of the one before: [row block][step][lane].
+    alignas(16) uint2 q[KEEPS_Q ? 2 : 1][KEEPS_Q ? ROW_BLOCKS * DIM_STEPS * 32 : 1];
     alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
     // MMA fragments of the weights.
     alignas(16) uint2 p[GROUPS][ROW_BLOCKS][32];
-    // Of each warp's keys: the largest score and the sum of weights of each row, two rows together.
+    // Of each warp's keys the largest score, of each group the sum of weights: of each row, two
+    // rows together.
     alignas(16) float2 max[ROWS / 2][SCORERS];
-    alignas(16) float2 sum[ROWS / 2][SCORERS];
+    alignas(16) float2 sum[ROWS / 2][GROUPS];
     unit_info units_told[INFOS];
     visible_keys visible[INFOS];
     // Of the arrival that was posted last, and of the one before: the unit.
@@ -146,13 +153,13 @@ template <int SIZE> struct ring_place {
 };
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
-static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0, "visible_keys has the bits");
+static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0,
+              "visible_keys has the bits");
 static_assert((WARPS & (WARPS - 1)) == 0, "groups and steps are dealt evenly");
 static_assert(LEVELS >= 0 && SCORERS % 2 == 0, "see smem");
 static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");
-static_assert(sizeof(smem) <= SMEM_BYTES,
-              "the host asks for what the kernel uses");
+static_assert(sizeof(smem) <= SMEM_BYTES, "the host asks for what the kernel uses");
 static_assert(SMEM_BYTES <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
 
 static __device__ __forceinline__ int lane_id()

@@ -36,8 +36,7 @@ struct team {
     int32_t last_v;
     // In s.visible.
     int32_t info;
-    // What q is of; which half of s.q it is in.
-    int32_t sequence, lane;
+    // Which half of s.q it is in.
     int32_t half;
     query q;
     scaling by;
@@ -50,8 +49,8 @@ struct team {
 
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
-        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info(0), sequence(-1),
-          lane(-1), half(0), s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
+        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info(0), half(0),
+          s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
           waiting{ the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem, 0 },
           is_open(false), posted(0)
     {
@@ -68,17 +67,13 @@ struct team {
         if (threadIdx.x == 0) barrier_arrive(shared_address(&s.empty[slot]));
     }
 
-    __device__ __forceinline__ void set_lane(const unit_info &unit)
+    __device__ __forceinline__ void take_query(int32_t lane)
     {
-        if (unit.sequence == sequence && unit.lane == lane) return;
-        sequence = unit.sequence;
-        lane = unit.lane;
-        const rows r = rows_of(args, lane);
-        by = scaling_of(args, r.kv_head);
+        by = scaling_of(args, rows_of(args, lane).kv_head);
         // The other half may still be read.
         half ^= 1;
-        load_query(args, sequence, r.first_head, r.num_rows, s.q[Q_IN_REGISTERS ? 0 : half], q);
-        if (!Q_IN_REGISTERS) sync_team();
+        take_rows(s.q_rows[told.slot], s.q[KEEPS_Q ? half : 0], q);
+        if (KEEPS_Q) sync_team();
     }
 
     // Some keys are not attended: what their rows of V are must not reach the sums.
@@ -145,7 +140,7 @@ struct team {
     __device__ __forceinline__ void attend_unit(const unit_info &unit, block<STEPS> &b)
     {
         const uint32_t first = unit.first, end = unit.end;
-        set_lane(unit);
+        take_query(unit.lane);
 #pragma unroll 1
         for (uint32_t leaf = first; leaf < end; leaf++) {
             attend_leaf(b);
@@ -200,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
         barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : 33);
         barrier_init(shared_address(&s.empty[threadIdx.x]), 1);
     }
-    if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 1);
+    if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 33);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.posted), WARPS);
         barrier_init(shared_address(&s.answered), 1);
@@ -226,8 +221,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
         count_arrivals(s);
         return;
     }
-    float *const g_stack = args.slots + ((int64_t) args.num_roots +
-                                         (int64_t) blockIdx.x * args.stack_slots) * SLOT_FLOATS;
+    float *const g_stack =
+        args.slots +
+        ((int64_t) args.num_roots + (int64_t) blockIdx.x * args.stack_slots) * SLOT_FLOATS;
     team t(args, s, g_stack);
     t.run();
 }

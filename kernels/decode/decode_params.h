@@ -61,8 +61,6 @@ struct attn_decode_args {
     int32_t splits_shift;
     // num_kv_heads * row_groups.
     int32_t lanes;
-    // Leaves are dealt in units, the smallest with which there are at most so many of (unit, lane).
-    int32_t most_items;
     int32_t num_roots, root_levels, stack_slots;
     // Leaves are counted in units of 2^min_shift: the largest count stays below 2^30.
     int32_t min_shift;
@@ -98,6 +96,25 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 #define ATTN_DECODE_MAX_GRID 1024
 // At most 2^ATTN_DECODE_FAN_LOG roots are merged by one block.
 #define ATTN_DECODE_FAN_LOG 4
+// Leaves are dealt in units of 2^shift, so that there are enough of (unit, lane) to keep all blocks
+// busy to the end, and few, since each costs the time of some leaves: at most one a block, or a
+// quarter of the square root of a block's leaves. `items`: of (leaf, lane).
+#ifdef __CUDACC__
+static __device__ __forceinline__ int32_t
+#else
+static inline int32_t
+#endif
+attn_decode_unit_shift(uint64_t items, int32_t blocks)
+{
+    const float limit = (float) items * (float) blocks;
+    int32_t shift = 0;
+    for (; shift < 63; shift++) {
+        const uint64_t rest = items >> shift;
+        if (rest <= (uint64_t) blocks || (float) rest * (float) rest * 16.0f <= limit) break;
+    }
+    return shift;
+}
+
 // Keys of the smallest piece under a split count.
 #define ATTN_DECODE_MIN_PIECE 256
 
@@ -119,16 +136,17 @@ static constexpr int32_t
 #else
 static inline int32_t
 #endif
-attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t tile, int32_t warps,
-                       int32_t stages, int32_t levels)
+attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t tile,
+                       int32_t warps, int32_t stages, int32_t levels)
 {
     const int32_t groups = tile / ATTN_DECODE_GROUP, scorers = groups < warps ? groups : warps;
     const int32_t ring = stages * tile * head_dim * kv_bytes;
-    const int32_t q =
-        ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
+    const int32_t fragments =
+        kv_bytes == 2 || ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
+    const int32_t q = fragments + ATTN_DECODE_INFOS(stages) * rows * (head_dim * 2 + 16);
     const int32_t waiting =
         levels > 0 ? levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4 : 16;
-    const int32_t weights = groups * rows * 32 + scorers * rows * 8;
+    const int32_t weights = groups * rows * (32 + 4) + scorers * rows * 4;
     const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 16 + 8);
     const int32_t barriers = stages * 16;
     // A thread's length and sums of units and roots, a warp's sums; two words.

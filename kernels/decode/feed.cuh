@@ -111,7 +111,8 @@ struct feed {
     }
 
     // The keys of a leaf that are attended and lie in `there`.
-    __device__ __forceinline__ visible_keys see(const batch &b, const uint32_t (&there)[WORDS]) const
+    __device__ __forceinline__ visible_keys see(const batch &b,
+                                                const uint32_t (&there)[WORDS]) const
     {
         visible_keys keys = {};
         uint32_t missing = 0;
@@ -137,17 +138,33 @@ struct feed {
         info = info + 1 < INFOS ? info + 1 : 0;
     }
 
-    // Before its copies are started: the others read their queries meanwhile.
+    // With its queries; negative lane: there are no more. 0 where a lane has fewer rows.
     __device__ __forceinline__ void tell_unit(const unit_info &unit)
     {
+        constexpr int PER_ROW = HEAD_DIM * 2 / 16;
+        const uint32_t s_told = shared_address(&s.told[told]);
+        if (unit.lane >= 0) {
+            const rows r = rows_of(args, unit.lane);
+            const unsigned char *const g_q =
+                static_cast<const unsigned char *>(args.q) +
+                (unit.sequence * args.q_stride + (int64_t) r.first_head * HEAD_DIM) * 2;
+            const uint32_t s_q = shared_address(s.q_rows[told]);
+#pragma unroll 4
+            for (int i = lane_id(); i < ROWS * PER_ROW; i += 32) {
+                const int row = i / PER_ROW, column = i % PER_ROW * 16;
+                cp_async_16(s_q + row * Q_PITCH + column, g_q + i * 16, row < r.num_rows ? 16 : 0);
+            }
+        }
+        cp_async_arrive(s_told);
         if (lane_id() == 0) {
             s.units_told[told] = unit;
-            barrier_arrive(shared_address(&s.told[told]));
+            barrier_arrive(s_told);
         }
         told = told + 1 < INFOS ? told + 1 : 0;
     }
 
-    // K or V of a leaf. `groups`: those that are to be copied; `index`: lane of the first one's page.
+    // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
+    // page.
     __device__ __forceinline__ void copy_boxes(const attn_decode_map &map, uint32_t s_full,
                                                const batch &b, int32_t kv_head, uint32_t groups,
                                                int index, int32_t slot)
@@ -161,7 +178,7 @@ struct feed {
         at.next();
     }
 
-    __device__ __forceinline__ void feed_boxes(batch &b, int32_t kv_head)
+    __device__ __forceinline__ void feed_boxes(batch b, int32_t kv_head)
     {
 #pragma unroll 1
         for (int index = 0; b.leaf < b.end; b.leaf++, index += GROUPS) {
@@ -243,36 +260,46 @@ struct feed {
         copy_rows(args.v, wait_for_room(), kv_head * args.v_head_stride, v_offset);
     }
 
-    // The block's items: the one of its number, then what is left. `next`: in lane 0, how many others
-    // had been asked for when this block did first.
+    // What comes after a batch: of the same unit, or of the next item that nobody has taken.
+    // `next`: in lane 0, how many others had been asked for when this block asked last. False:
+    // there is none.
+    __device__ __forceinline__ bool look_ahead(const schedule &dealt_as, const batch &now,
+                                               int32_t &next, batch &then) const
+    {
+        if (now.end < now.unit.end) {
+            then = now;
+            then.take(args, now.end);
+            return true;
+        }
+        const int64_t item = (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
+        if (item >= (int64_t) dealt_as.dealt.total * args.lanes) return false;
+        if (lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
+        then.begin(args, s, dealt_as, (int32_t) item);
+        return true;
+    }
+
+    __device__ __forceinline__ void copy(const batch &b)
+    {
+        if (b.leaf == b.unit.first) tell_unit(b.unit);
+        const int32_t kv_head = b.unit.lane / args.row_groups;
+        if (args.has_boxes)
+            feed_boxes(b, kv_head);
+        else
+            feed_rows(b, kv_head);
+    }
+
+    // The block's items: the one of its number, then what is left.
     __device__ __forceinline__ void run(const schedule &dealt_as, int32_t next)
     {
-        const int64_t num_items = (int64_t) dealt_as.dealt.total * args.lanes;
-        bool has_more = blockIdx.x < num_items;
         batch now, then;
+        bool has_more = blockIdx.x < (int64_t) dealt_as.dealt.total * args.lanes;
         if (has_more) now.begin(args, s, dealt_as, blockIdx.x);
-        then = now;
+            // The first batch does not wait until more is known; later there is always one in hand.
 #pragma unroll 1
-        while (has_more) {
-            const bool goes_on = now.end < now.unit.end;
-            if (goes_on) {
-                then = now;
-                then.take(args, now.end);
-            } else {
-                const int64_t item = (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
-                has_more = item < num_items;
-                if (has_more) {
-                    if (lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
-                    then.begin(args, s, dealt_as, (int32_t) item);
-                }
-            }
-            if (now.leaf == now.unit.first) tell_unit(now.unit);
-            const int32_t kv_head = now.unit.lane / args.row_groups;
-            if (args.has_boxes)
-                feed_boxes(now, kv_head);
-            else
-                feed_rows(now, kv_head);
-            now = then;
+        for (int turn = 0; has_more; turn = min(turn + 1, 2)) {
+            if (turn > 0) has_more = look_ahead(dealt_as, now, next, then);
+            if (turn != 1) copy(now);
+            if (turn > 0) now = then;
         }
         now.unit.lane = -1;
         tell_unit(now.unit);

@@ -49,7 +49,7 @@ static __device__ __forceinline__ void gather(const roots &r, int32_t low, int32
             b = part[i];
         }
 #else
-        // Into the right half; what is not there is left out.
+            // Into the right half; what is not there is left out.
 #pragma unroll
         for (int width = 1; width < QUAD; width *= 2)
 #pragma unroll

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// A leaf of the tree: S^T = K Q^T, a warp some groups of 16 keys, weights, which the warps exchange,
-// and O^T = V^T P^T, a warp some columns.
+// A leaf of the tree: S^T = K Q^T, a warp some groups of 16 keys; weights, which the warps
+// exchange; and O^T = V^T P^T, a warp some columns.
 #pragma once
 
 #include "decode/tree.cuh"
@@ -24,23 +24,20 @@ static __device__ __forceinline__ uint32_t pair_address(uint32_t s_piece, uint32
 struct query {
     uint2 r[Q_IN_REGISTERS ? ROW_BLOCKS : 1][Q_IN_REGISTERS ? DIM_STEPS : 1];
     const uint2 *s_q;
+    // Of this lane: row g from column 2t on.
+    const unsigned char *s_row;
     // What undoes the scaling of rows 2t and 2t + 1.
     float unscale[ROW_BLOCKS][2];
 
     __device__ __forceinline__ uint2 get(int n, int step) const
     {
-        if constexpr (Q_IN_REGISTERS)
-            return r[n][step];
-        else
-            return s_q[(n * DIM_STEPS + step) * 32 + lane_id()];
+        if constexpr (Q_IN_REGISTERS) return r[n][step];
+        if constexpr (KEEPS_Q) return s_q[(n * DIM_STEPS + step) * 32 + lane_id()];
+        const unsigned char *const s_pair = s_row + n * 8 * Q_PITCH + step * 32;
+        return make_uint2(*reinterpret_cast<const uint32_t *>(s_pair),
+                          *reinterpret_cast<const uint32_t *>(s_pair + 16));
     }
 };
-
-// Two neighbouring columns of a row of q.
-static __device__ __forceinline__ uint32_t load_pair(const uint16_t *g_row, int column, bool is_row)
-{
-    return is_row ? __ldg(reinterpret_cast<const uint32_t *>(g_row + column)) : 0;
-}
 
 // The exponent field of the larger of two BF16 values; of infinity and NaN: 0.
 static __device__ __forceinline__ uint32_t largest_exponent(uint32_t pair)
@@ -55,23 +52,17 @@ static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float facto
                     __uint_as_float(pair & 0xFFFF0000u) * factor);
 }
 
-// Fragments of `num_rows` rows from query head `first_head` on. The columns of a step that lane t
-// has are those that it has of K: 2t, 2t + 1, 2t + 8, 2t + 9; E4M3: 4t .. 4t + 3. Into s_q, if not
-// into registers, each warp brings a part.
-static __device__ __forceinline__ void load_query(const attn_decode_args &args, int32_t sequence,
-                                                  int32_t first_head, int32_t num_rows, uint2 *s_q,
-                                                  query &q)
+// Fragments from the rows of a unit. The columns of a step that lane t has are those that it has of
+// K: 2t, 2t + 1, 2t + 8, 2t + 9; E4M3: 4t .. 4t + 3. Into s_q each warp brings a part.
+static __device__ __forceinline__ void make_fragments(const unsigned char (&s_rows)[ROWS][Q_PITCH],
+                                                      uint2 *s_q, query &q)
 {
     const int lane = rare_lane_id(), g = lane / 4, t = lane % 4;
-    q.s_q = s_q;
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        const bool is_row = n * 8 + g < num_rows;
-        const uint16_t *const g_row = static_cast<const uint16_t *>(args.q) +
-                                      sequence * args.q_stride +
-                                      (int64_t) (first_head + n * 8 + g) * HEAD_DIM;
-        constexpr int GAP = KV_IS_E4M3 ? 2 : 8;
-        const int column = KV_IS_E4M3 ? t * 4 : t * 2;
+        constexpr int GAP = KV_IS_E4M3 ? 1 : 4;
+        const uint32_t *const s_row =
+            reinterpret_cast<const uint32_t *>(s_rows[n * 8 + g]) + (KV_IS_E4M3 ? t * 2 : t);
         float factor = 1.0f;
         if constexpr (SCALE_Q) {
             uint32_t exponent = 0;
@@ -79,9 +70,7 @@ static __device__ __forceinline__ void load_query(const attn_decode_args &args, 
             for (int step = 0; step < DIM_STEPS; step++)
 #pragma unroll
                 for (int i = 0; i < 2; i++)
-                    exponent =
-                        max(exponent, largest_exponent(
-                                          load_pair(g_row, step * 16 + column + i * GAP, is_row)));
+                    exponent = max(exponent, largest_exponent(s_row[step * 8 + i * GAP]));
             exponent = max(exponent, __shfl_xor_sync(~0u, exponent, 1));
             exponent = max(exponent, __shfl_xor_sync(~0u, exponent, 2));
             // The largest becomes 2^14 .. 2^15, as far as 2^126 goes.
@@ -93,9 +82,8 @@ static __device__ __forceinline__ void load_query(const attn_decode_args &args, 
         }
 #pragma unroll
         for (int step = 0; step < DIM_STEPS; step++) {
-            if (!Q_IN_REGISTERS && step % WARPS != warp_id()) continue;
-            uint2 pair = make_uint2(load_pair(g_row, step * 16 + column, is_row),
-                                    load_pair(g_row, step * 16 + column + GAP, is_row));
+            if (KEEPS_Q && step % WARPS != warp_id()) continue;
+            uint2 pair = make_uint2(s_row[step * 8], s_row[step * 8 + GAP]);
             if constexpr (SCALE_Q)
                 pair = make_uint2(scale_pair(pair.x, factor), scale_pair(pair.y, factor));
             if constexpr (Q_IN_REGISTERS)
@@ -104,6 +92,14 @@ static __device__ __forceinline__ void load_query(const attn_decode_args &args, 
                 s_q[(n * DIM_STEPS + step) * 32 + lane] = pair;
         }
     }
+}
+
+static __device__ __forceinline__ void take_rows(const unsigned char (&s_rows)[ROWS][Q_PITCH],
+                                                 uint2 *s_q, query &q)
+{
+    q.s_q = s_q;
+    q.s_row = &s_rows[lane_id() / 4][lane_id() % 4 * 4];
+    if constexpr (Q_IN_REGISTERS || KEEPS_Q) make_fragments(s_rows, s_q, q);
 }
 
 // ---- scores
@@ -228,18 +224,18 @@ static __device__ __forceinline__ void scale_scores(const attn_decode_args &args
                 r_s[g][n][i] = cap_score(r_s[g][n][i], args.softcap, by.inverse_cap) * LOG2_E;
 }
 
-// Over the lanes of a row, of rows 2t and 2t + 1 of row block n, into this warp's place. In the
+// Over the lanes of a row, of rows 2t and 2t + 1, into the pair at s_pairs + t * STRIDE. In the
 // first step each lane keeps one of them.
-template <class F>
-static __device__ __forceinline__ void reduce_rows(float even, float odd, F combine, int n,
-                                                   float2 (&s_rows)[ROWS / 2][SCORERS])
+template <int STRIDE, class F>
+static __device__ __forceinline__ void reduce_rows(float even, float odd, F combine,
+                                                   float2 *s_pairs)
 {
     const bool keeps_odd = lane_id() & 4;
     const float other = __shfl_xor_sync(~0u, keeps_odd ? even : odd, 4);
     float own = combine(keeps_odd ? odd : even, other);
     own = combine(own, __shfl_xor_sync(~0u, own, 8));
     own = combine(own, __shfl_xor_sync(~0u, own, 16));
-    float *const s_pair = &s_rows[n * 4 + lane_id() % 4][warp_id()].x;
+    float *const s_pair = &s_pairs[lane_id() % 4 * STRIDE].x;
     if (lane_id() < 8) s_pair[lane_id() / 4] = own;
 }
 
@@ -271,7 +267,7 @@ static __device__ __forceinline__ void find_max(smem &s, const visible_keys &key
                 m[i % 2] = max_nan(m[i % 2], r_s[g][n][i]);
             }
         }
-        reduce_rows(m[0], m[1], max_nan, n, s.max);
+        reduce_rows<SCORERS>(m[0], m[1], max_nan, &s.max[n * 4][warp_id()]);
     }
 }
 
@@ -291,26 +287,25 @@ static __device__ __forceinline__ void combine_max(const smem &s, block<STEPS> &
     }
 }
 
-// This warp's weights, and their sums.
+// This warp's weights, and the sums of each group's.
 static __device__ __forceinline__ void weigh(smem &s, const scores &r_s, const block<STEPS> &b)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        float l[2] = { 0.0f, 0.0f };
         const float base[2] = { finite_or_zero(b.m[n][0]) + SHIFT,
                                 finite_or_zero(b.m[n][1]) + SHIFT };
 #pragma unroll
         for (int g = 0; g < OWN_GROUPS; g++) {
+            const int group = own_group(g);
             float w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = ex2(r_s[g][n][i] - base[i % 2]);
-            l[0] += w[0] + w[2];
-            l[1] += w[1] + w[3];
-            s.p[own_group(g)][n][lane_id()] = make_uint2(movmatrix_trans(pack(w[0], w[1])),
-                                                         movmatrix_trans(pack(w[2], w[3])));
+            s.p[group][n][lane_id()] =
+                make_uint2(movmatrix_trans(pack(w[0], w[1])), movmatrix_trans(pack(w[2], w[3])));
+            reduce_rows<GROUPS>(
+                w[0] + w[2], w[1] + w[3], [](float x, float y) { return x + y; },
+                &s.sum[n * 4][group]);
         }
-        reduce_rows(
-            l[0], l[1], [](float x, float y) { return x + y; }, n, s.sum);
     }
 }
 
@@ -322,8 +317,8 @@ static __device__ __forceinline__ void combine_sums(const smem &s, block<STEPS> 
     for (int n = 0; n < ROW_BLOCKS; n++) {
         b.l[n][0] = b.l[n][1] = 0.0f;
 #pragma unroll
-        for (int w = 0; w < SCORERS; w += 2) {
-            const float4 l = *reinterpret_cast<const float4 *>(&s.sum[n * 4 + t][w]);
+        for (int g = 0; g < GROUPS; g += 2) {
+            const float4 l = *reinterpret_cast<const float4 *>(&s.sum[n * 4 + t][g]);
             b.l[n][0] += l.x + l.z;
             b.l[n][1] += l.y + l.w;
         }
@@ -362,9 +357,9 @@ static __device__ __forceinline__ void load_v(uint32_t s_row, uint32_t offset, i
 static __device__ __forceinline__ uint32_t first_v(const void *s_ring)
 {
     const int lane = lane_id();
-    return shared_address(s_ring) +
-           (KV_IS_E4M3 ? lane / 16 * GROUP_BYTES + piece_offset(lane % 16, 0)
-                       : piece_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    return shared_address(s_ring) + (KV_IS_E4M3
+                                         ? lane / 16 * GROUP_BYTES + piece_offset(lane % 16, 0)
+                                         : piece_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
 }
 
 // Zeros where rows of V are not attended: what a box has brought along there may be NaN. This

@@ -56,23 +56,6 @@ static __device__ __forceinline__ void count_arrivals(smem &s)
     }
 }
 
-// The query rows of a lane.
-struct rows {
-    int32_t lane, kv_head;
-    int32_t first_head, num_rows;
-};
-
-static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, int32_t lane)
-{
-    rows r;
-    r.lane = lane;
-    r.kv_head = lane / args.row_groups;
-    const int32_t row = (lane - r.kv_head * args.row_groups) * args.group_rows;
-    r.first_head = r.kv_head * args.ratio + row;
-    r.num_rows = min(args.group_rows, args.ratio - row);
-    return r;
-}
-
 // Two neighbouring columns of a head's output.
 static __device__ __forceinline__ void store_pair(const attn_decode_args &args, int32_t sequence,
                                                   const rows &r, int row, int column, uint32_t pair)
@@ -158,8 +141,7 @@ static __device__ __forceinline__ int column_of(int step, int i, int lane)
 
 template <int N>
 static __device__ __forceinline__ void store_piece(const attn_decode_args &args, const piece &p,
-                                                   const rows &r, int first_step,
-                                                   const block<N> &b)
+                                                   const rows &r, int first_step, const block<N> &b)
 {
     const int lane = rare_lane_id();
 #pragma unroll
@@ -194,7 +176,8 @@ static __device__ __forceinline__ void load_piece(const attn_decode_args &args, 
         if (row >= r.num_rows) continue;
         const float *const g_piece = find_piece(args, sequence, r.first_head + row, split);
 #pragma unroll
-        for (int i = c; i < 4; i += 2) value[i] = load_global_float(g_piece + column_of(step, i, lane));
+        for (int i = c; i < 4; i += 2)
+            value[i] = load_global_float(g_piece + column_of(step, i, lane));
         m[c] = load_global_float(g_piece + HEAD_DIM);
         l[c] = load_global_float(g_piece + HEAD_DIM + 1);
     }

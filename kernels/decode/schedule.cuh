@@ -1,10 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Who gets which leaves: read from seq_lens, different from call to call, and without influence on
 // bits. A unit is a short piece, or of a longer one the leaves in an aligned block of 2^shift of
-// them, which are a block of the merge tree. Units of all pieces, times lanes, are what blocks take.
+// them, which are a block of the merge tree. Units of all pieces, times lanes, are what blocks
+// take.
 #pragma once
 
 #include "decode/config.cuh"
+
+// The query rows of a lane.
+struct rows {
+    int32_t lane, kv_head;
+    int32_t first_head, num_rows;
+};
+
+static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, int32_t lane)
+{
+    rows r;
+    r.lane = lane;
+    r.kv_head = lane / args.row_groups;
+    const int32_t row = (lane - r.kv_head * args.row_groups) * args.group_rows;
+    r.first_head = r.kv_head * args.ratio + row;
+    r.num_rows = min(args.group_rows, args.ratio - row);
+    return r;
+}
 
 // A piece: the attended keys [start, stop) of a sequence, or what a split count makes of them.
 // Leaves lie at multiples of TILE from `origin`; [first, end) hold attended keys.
@@ -97,17 +115,12 @@ static __device__ __forceinline__ counts sum_up(counts c)
     return c;
 }
 
-// The smallest units with which there are few enough; where there would be about two for each block,
-// one.
-static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args, uint32_t leaves)
+static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args,
+                                                       uint32_t leaves)
 {
     const uint64_t items = (uint64_t) leaves * (uint32_t) args.lanes;
-    const uint32_t most = items <= gridDim.x * 2 ? gridDim.x : (uint32_t) args.most_items;
-    int32_t shift = 0;
-#pragma unroll 1
-    while (items >> shift > most) shift++;
     // All leaves there can be fit in 2^31.
-    return min(args.min_shift + shift, 31);
+    return min(args.min_shift + attn_decode_unit_shift(items, gridDim.x), 31);
 }
 
 // So few pieces that the copying warp counts them alone.
@@ -195,7 +208,8 @@ struct schedule {
         if (are_few(args)) {
             const int at = __ffs(__ballot_sync(~0u, unit < end.units)) - 1;
             const piece p = describe(args, at, __shfl_sync(~0u, len, at));
-            return { p, at,
+            return { p,
+                     at,
                      { __shfl_sync(~0u, end.units - own.units, at),
                        __shfl_sync(~0u, end.slots - own.slots, at) } };
         }
@@ -218,7 +232,8 @@ struct schedule {
 #pragma unroll 1
         for (;; first += 32) {
             const int32_t index = first + lane_id();
-            const int32_t units = index < stop ? count_units(describe(args, index), dealt.shift) : 0;
+            const int32_t units =
+                index < stop ? count_units(describe(args, index), dealt.shift) : 0;
             const counts lane_own = { units, count_roots(units) };
             counts lane_end = sum_up(lane_own);
             lane_end.units += before.units, lane_end.slots += before.slots;

@@ -71,8 +71,8 @@ static __device__ __forceinline__ float4 *slot_ml(float *slot, int n)
 
 static __device__ __forceinline__ float4 *slot_o(float *slot, int d, int n)
 {
-    return reinterpret_cast<float4 *>(slot) +
-           ((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + lane_id();
+    return reinterpret_cast<float4 *>(slot) + ((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 +
+           lane_id();
 }
 
 static __device__ __forceinline__ bool has_columns()

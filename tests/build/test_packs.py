@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the build made: each fatbin holds its rows and its chip's code and nothing else, no kernel
 spills, packs are small, and the shared objects export and need what they should. Of every target,
-built or not: an SM holds the blocks that kernels.conf says.
+built or not: an SM holds the blocks that kernels.conf says, and kernels that have to give equal
+bits cut equal leaves.
 
 usage: test_packs.py SOURCE_ROOT [--core LIBATTN] [--pack TARGET FATBIN PACK] ...
 """
@@ -151,10 +152,21 @@ def count_smem(root, rows):
         return [int(line) for line in run(str(program)).split()]
 
 
-def check_blocks(root):
-    confs = sorted(root.glob("targets/*/kernels.conf"))
-    expect(confs, f"there is no target in {root}")
-    targets = {conf.parent.name: read_rows(conf) for conf in confs}
+# Rows of a target that are equal in these give equal bits: `tile` cuts the leaves.
+KIND = ["op", "q", "kv", "head_dim", "math"]
+
+
+def check_tiles(targets):
+    for target, rows in targets.items():
+        firsts = {}
+        for name, row in rows.items():
+            first = firsts.setdefault(tuple(row.get(key) for key in KIND), name)
+            tile, wanted = row.get("tile"), rows[first].get("tile")
+            expect(tile is not None and tile == wanted,
+                   f"{target}: {name} has tile={tile}, {first} of the same kind tile={wanted}")
+
+
+def check_blocks(root, targets):
     sizes = iter(count_smem(root, [row for rows in targets.values() for row in rows.values()]))
     for target, rows in targets.items():
         chip = read_conf(root / "targets" / target / "target.conf")
@@ -163,7 +175,7 @@ def check_blocks(root):
         for name, row in rows.items():
             per_sm, smem = int(row.get("per_sm", 0)), next(sizes)
             expect(per_sm >= 1, f"{target}: {name} has no per_sm")
-            expect(int(row.get("levels", 0)) >= 1, f"{target}: {name} has no levels")
+            expect(int(row.get("levels", -1)) >= 0, f"{target}: {name} has no levels")
             taken = per_sm * (smem + RESERVED_SMEM)
             expect(
                 taken <= room,
@@ -193,8 +205,12 @@ def main():
     parser.add_argument("--core", type=pathlib.Path)
     parser.add_argument("--pack", nargs=3, action="append", default=[])
     args = parser.parse_args()
+    confs = sorted(args.root.glob("targets/*/kernels.conf"))
+    expect(confs, f"there is no target in {args.root}")
+    targets = {conf.parent.name: read_rows(conf) for conf in confs}
+    check_tiles(targets)
     if shutil.which(os.environ.get("CC", "cc").split()[0]):
-        check_blocks(args.root)
+        check_blocks(args.root, targets)
     if args.core and args.core.suffix != ".a":
         check_core(args.root, args.core)
     for target, image, pack in args.pack:
