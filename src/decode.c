@@ -150,13 +150,16 @@ static int64_t count_roots(const struct launch *const launch, const int64_t piec
 }
 
 // At least as many (unit, lane) as attn_decode_unit_shift may leave of `items` (leaf, lane) or
-// fewer.
-static int64_t count_items(const int64_t items, const int32_t blocks)
+// fewer: the square root of items * blocks / 16, and no fewer for more of either.
+static int64_t count_items(const double items, const int32_t blocks)
 {
-    const double limit = (double) items * blocks;
-    double most = blocks;
-    while (most * most * 16 < limit * 1.001) most += most / 16 + 1;
-    return (int64_t) most;
+    const double limit = items * blocks * (1.001 / 16);
+    int64_t most = 0;
+    for (int64_t bit = (int64_t) 1 << 40; bit > 0; bit /= 2) {
+        const double larger = (double) (most + bit);
+        if (larger * larger <= limit) most += bit;
+    }
+    return most + 1 > blocks ? most + 1 : blocks;
 }
 
 // For a grid of at most `slots` blocks, and the most leaves that lengths can come to.
@@ -169,7 +172,8 @@ static void set_units(const struct attn_decode_shape *const shape, struct launch
     const int64_t leaves = pieces * ((launch->piece_leaves >> launch->min_shift) + 1);
     const int64_t items = leaves * launch->lanes;
     const int32_t shift = attn_decode_unit_shift((uint64_t) items, slots);
-    launch->most_items = count_items(items, slots);
+    launch->most_items =
+        count_items((double) items * (double) ((int64_t) 1 << launch->min_shift), slots);
     const int64_t roots = count_roots(launch, pieces);
     launch->num_roots = (int32_t) roots;
     // Of a unit at most one block of each level waits, and one from before an aligned one; of what

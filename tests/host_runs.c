@@ -54,7 +54,7 @@ struct walk {
     int32_t blocks, levels;
     char label[176];
     int32_t shift;
-    // Of one lane, so far: units; roots; those that the same pieces could have if they began anywhere.
+    // Of one lane, so far: units; roots; those that these pieces could have, wherever they began.
     int64_t units, roots, most_roots;
     // For each level and root whether something has met there.
     unsigned char *met;

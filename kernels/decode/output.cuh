@@ -28,7 +28,8 @@ struct arrivals {
     {
         barrier_wait(shared_address(&s.answered), phase);
         phase ^= 1;
-        return s.post.is_last;
+        // The lane that reads is the one that posts: by then it has read.
+        return __shfl_sync(~0u, lane_id() == 0 ? s.post.is_last : 0, 0);
     }
 
     __device__ __forceinline__ bool arrive(int32_t *g_counter, int32_t count)
@@ -43,9 +44,9 @@ static __device__ __forceinline__ void count_arrivals(smem &s)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
         barrier_wait(shared_address(&s.posted), phase);
-        int32_t *const g_counter = s.post.g_counter;
-        if (!g_counter) return;
-        __syncwarp();
+        int32_t *g_counter = nullptr;
+        if (lane_id() == 0) g_counter = s.post.g_counter;
+        if (!__shfl_sync(~0u, g_counter != nullptr, 0)) return;
         if (lane_id() == 0) {
             s.post.is_last = add_in_order(g_counter, 1) == s.post.count - 1;
 #if ATTN_MUTATION != 20
