@@ -4,7 +4,7 @@
 
 #include "decode/tree.cuh"
 
-// All warps but the copying one.
+// The warps that multiply.
 static __device__ __forceinline__ void sync_team()
 {
     barrier_sync(THREADS);

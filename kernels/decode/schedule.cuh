@@ -249,8 +249,3 @@ struct schedule {
         }
     }
 };
-
-static __device__ __forceinline__ int32_t log2_floor(uint32_t x)
-{
-    return 31 - __clz(x);
-}
