@@ -27,8 +27,8 @@ struct launch {
     // Pieces of a sequence: as the policy says, 0 for "by length"; and as the kernel cuts.
     int32_t num_splits, splits;
     int32_t group_rows, row_groups, lanes;
-    // Leaves of the longest piece, and of all pieces if each is that long.
-    int64_t piece_leaves, leaves;
+    // Leaves of the longest piece.
+    int64_t piece_leaves;
     int32_t min_shift;
     int64_t most_items;
     int32_t num_roots, root_levels, stack_slots;
@@ -131,8 +131,8 @@ static void set_leaves(const struct attn_decode_shape *const shape, struct launc
         keys = piece < attended ? piece : attended;
     }
     launch->piece_leaves = (keys - 1) / launch->row->tile + 1;
-    launch->leaves = (int64_t) shape->batch * launch->splits * launch->piece_leaves;
-    while (launch->leaves >> launch->min_shift >= MAX_UNITS) launch->min_shift++;
+    const int64_t leaves = (int64_t) shape->batch * launch->splits * launch->piece_leaves;
+    while (leaves >> launch->min_shift >= MAX_UNITS) launch->min_shift++;
 }
 
 // Roots: those of pieces of more than one unit. Such a piece has more leaves than a unit, one unit

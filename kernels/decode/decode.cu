@@ -35,7 +35,7 @@ struct team {
     // The place of V of the leaf before.
     int32_t last_v;
     // In s.visible.
-    int32_t info;
+    ring_place<INFOS> info;
     // Which half of s.q it is in.
     int32_t half;
     query q;
@@ -49,7 +49,7 @@ struct team {
 
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
-        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info(0), half(0),
+        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info{ 0, 0 }, half(0),
           s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
           waiting{ the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem, 0 },
           is_open(false), posted(0)
@@ -89,7 +89,7 @@ struct team {
 
     __device__ __forceinline__ void attend_leaf(block<STEPS> &b)
     {
-        const visible_keys &keys = s.visible[info];
+        const visible_keys &keys = s.visible[info.slot];
         scores r_s;
         wait_for_tile();
         if (warp_id() < SCORERS) {
@@ -113,7 +113,7 @@ struct team {
         wait_for_tile();
         multiply_v(s, s_row, at.slot * TILE_BYTES, b);
         at.next();
-        info = info + 1 < INFOS ? info + 1 : 0;
+        info.next();
     }
 
     // If the arrival that is open was the last, merges the roots, and goes on upwards.

@@ -98,16 +98,22 @@ struct feed {
     smem &s;
     ring_place<STAGES> at;
     // The next in s.units_told, and in s.visible.
-    int32_t told, info;
+    ring_place<INFOS> told, info;
 
     __device__ __forceinline__ feed(const attn_decode_args &the_args, smem &the_smem)
-        : args(the_args), s(the_smem), at{ 0, 0 }, told(0), info(0)
+        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }
     {
     }
 
     __device__ __forceinline__ bool is_page(int32_t found) const
     {
         return found >= 0 && found < args.num_pages;
+    }
+
+    // A key's place in its page.
+    __device__ __forceinline__ int32_t slot_of(uint32_t key) const
+    {
+        return key - attn_decode_divide(key, args.page_magic, args.page_shift) * args.page_size;
     }
 
     // The keys of a leaf that are attended and lie in `there`.
@@ -134,21 +140,21 @@ struct feed {
 
     __device__ __forceinline__ void tell_visible(const visible_keys &keys)
     {
-        if (lane_id() == 0) s.visible[info] = keys;
-        info = info + 1 < INFOS ? info + 1 : 0;
+        if (lane_id() == 0) s.visible[info.slot] = keys;
+        info.next();
     }
 
     // With its queries; negative lane: there are no more. 0 where a lane has fewer rows.
     __device__ __forceinline__ void tell_unit(const unit_info &unit)
     {
         constexpr int PER_ROW = HEAD_DIM * 2 / 16;
-        const uint32_t s_told = shared_address(&s.told[told]);
+        const uint32_t s_told = shared_address(&s.told[told.slot]);
         if (unit.lane >= 0) {
             const rows r = rows_of(args, unit.lane);
             const unsigned char *const g_q =
                 static_cast<const unsigned char *>(args.q) +
                 (unit.sequence * args.q_stride + (int64_t) r.first_head * HEAD_DIM) * 2;
-            const uint32_t s_q = shared_address(s.q_rows[told]);
+            const uint32_t s_q = shared_address(s.q_rows[told.slot]);
 #pragma unroll 4
             for (int i = lane_id(); i < ROWS * PER_ROW; i += 32) {
                 const int row = i / PER_ROW, column = i % PER_ROW * 16;
@@ -157,10 +163,10 @@ struct feed {
         }
         cp_async_arrive(s_told);
         if (lane_id() == 0) {
-            s.units_told[told] = unit;
+            s.units_told[told.slot] = unit;
             barrier_arrive(s_told);
         }
-        told = told + 1 < INFOS ? told + 1 : 0;
+        told.next();
     }
 
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
@@ -191,8 +197,7 @@ struct feed {
                            (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
             const visible_keys keys = see(b, there);
             const uint32_t key = b.first_key() + (lane_id() - index) * GROUP;
-            const int32_t slot =
-                key - attn_decode_divide(key, args.page_magic, args.page_shift) * args.page_size;
+            const int32_t slot = slot_of(key);
             const uint32_t s_k = wait_for_room();
             tell_visible(keys);
             copy_boxes(args.k_map, s_k, b, kv_head, groups, index, slot);
@@ -239,8 +244,7 @@ struct feed {
         for (int j = 0; j < WORDS; j++) {
             const bool valid = is_page(b.page[j]);
             const uint32_t key = b.first_key() + j * 32 + lane_id();
-            const int32_t slot =
-                key - attn_decode_divide(key, args.page_magic, args.page_shift) * args.page_size;
+            const int32_t slot = slot_of(key);
             k_offset[j] = v_offset[j] = -1;
             if (valid) {
                 k_offset[j] =
@@ -288,13 +292,13 @@ struct feed {
             feed_rows(b, kv_head);
     }
 
-    // The block's items: the one of its number, then what is left.
+    // The block's items: the one of its number, then what is left. The first batch does not wait
+    // until more is known; later there is always one in hand.
     __device__ __forceinline__ void run(const schedule &dealt_as, int32_t next)
     {
         batch now, then;
         bool has_more = blockIdx.x < (int64_t) dealt_as.dealt.total * args.lanes;
         if (has_more) now.begin(args, s, dealt_as, blockIdx.x);
-            // The first batch does not wait until more is known; later there is always one in hand.
 #pragma unroll 1
         for (int turn = 0; has_more; turn = min(turn + 1, 2)) {
             if (turn > 0) has_more = look_ahead(dealt_as, now, next, then);

@@ -30,7 +30,8 @@ struct roots {
     }
 };
 
-// b = the roots of blocks low .. high of 2^log units.
+// b = the roots of blocks low .. high of 2^log units, merged into the right halves; what is not there
+// is left out.
 static __device__ __forceinline__ void gather(const roots &r, int32_t low, int32_t high,
                                               int32_t log, tree_stack &waiting, block<STEPS> &b)
 {
@@ -49,7 +50,6 @@ static __device__ __forceinline__ void gather(const roots &r, int32_t low, int32
             b = part[i];
         }
 #else
-            // Into the right half; what is not there is left out.
 #pragma unroll
         for (int width = 1; width < QUAD; width *= 2)
 #pragma unroll

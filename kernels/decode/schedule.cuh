@@ -129,17 +129,30 @@ static __device__ __forceinline__ bool are_few(const attn_decode_args &args)
     return args.batch * args.splits <= 32;
 }
 
+// Leaves of a piece, as they are counted to choose units.
+static __device__ __forceinline__ uint32_t count_coarsely(const attn_decode_args &args,
+                                                          const piece &p)
+{
+    return (count_leaves(p) >> args.min_shift) + 1;
+}
+
+// Pieces of a thread.
+static __device__ __forceinline__ int32_t share_of(int32_t num_pieces)
+{
+    return (num_pieces - 1) / BLOCK_THREADS + 1;
+}
+
 // Leaves their sums in shared memory: thread i has pieces [i * share, ...). Whole blocks.
 static __device__ __forceinline__ void count_all(const attn_decode_args &args, smem &s)
 {
     const int32_t num_pieces = args.batch * args.splits;
-    const int32_t share = (num_pieces - 1) / BLOCK_THREADS + 1;
+    const int32_t share = share_of(num_pieces);
     const int32_t first = threadIdx.x * share, stop = min(first + share, num_pieces);
     uint32_t leaves = 0;
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
         const int32_t len = args.seq_lens[sequence_of(args, i)];
-        leaves += (count_leaves(describe(args, i, len)) >> args.min_shift) + 1;
+        leaves += count_coarsely(args, describe(args, i, len));
         s.lens[threadIdx.x] = len;
     }
     leaves = __reduce_add_sync(~0u, leaves);
@@ -193,7 +206,7 @@ struct schedule {
         const int32_t index = is_piece ? lane_id() : 0;
         len = args.seq_lens[sequence_of(args, index)];
         const piece p = describe(args, index, len);
-        const uint32_t leaves = is_piece ? (count_leaves(p) >> args.min_shift) + 1 : 0;
+        const uint32_t leaves = is_piece ? count_coarsely(args, p) : 0;
         dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves));
         own.units = is_piece ? count_units(p, dealt.shift) : 0;
         own.slots = count_roots(own.units);
@@ -214,7 +227,7 @@ struct schedule {
                        __shfl_sync(~0u, end.slots - own.slots, at) } };
         }
         const int32_t num_pieces = args.batch * args.splits;
-        const int32_t share = (num_pieces - 1) / BLOCK_THREADS + 1;
+        const int32_t share = share_of(num_pieces);
         // The last thread whose pieces begin at or before the unit.
         int32_t thread = 0;
 #pragma unroll 1

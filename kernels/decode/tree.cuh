@@ -151,15 +151,17 @@ struct tree_stack {
     // Levels that wait.
     uint32_t present;
 
-    // Lengths that change under the kernel could let more wait than there are slots.
-    __device__ __forceinline__ float *top() const
+    // Of a level: its own place, or the next slot. Lengths that change under the kernel could let
+    // more wait than there are slots.
+    __device__ __forceinline__ float *place(int level) const
     {
-        return g_slots + (int64_t) min(used, size - 1) * SLOT_FLOATS;
+        return level < LEVELS ? s_levels + level * SLOT_FLOATS
+                              : g_slots + (int64_t) min(used, size - 1) * SLOT_FLOATS;
     }
 
     __device__ __forceinline__ void add(int level, const block<STEPS> &b)
     {
-        store_slot(level < LEVELS ? s_levels + level * SLOT_FLOATS : top(), b);
+        store_slot(place(level), b);
         used += level >= LEVELS;
         present |= 1u << level;
         // m and l are read by other lanes.
@@ -170,7 +172,7 @@ struct tree_stack {
     {
         used -= level >= LEVELS;
         present &= ~(1u << level);
-        merge_slot(level < LEVELS ? s_levels + level * SLOT_FLOATS : top(), b);
+        merge_slot(place(level), b);
         __syncwarp();
     }
 };
