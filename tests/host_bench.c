@@ -29,9 +29,8 @@ static void open_device(const enum attn_device_kind kind, const int32_t grid_lim
 static void set_up(void)
 {
     fake_driver_install();
-    folder = pack_folder_make();
+    folder = pack_folder_make_with("hopper");
     cr_assert_not_null(folder);
-    cr_assert_eq(pack_folder_add("hopper", "libattn-hopper.so", SIZE_MAX), 0);
     open_device(ATTN_DEVICE_ORDINAL, 0);
 }
 

@@ -32,8 +32,8 @@ static void set_up(void)
     // Few SMs: small cases are cut many times.
     fake.gpus[0].sm_count = 6;
     fake.run = emulator_run;
-    folder = pack_folder_make();
-    cr_assert(folder && pack_folder_add("emulated", "libattn-hopper.so", SIZE_MAX) == 0);
+    folder = pack_folder_make_with("emulated");
+    cr_assert_not_null(folder);
 }
 
 static void tear_down(void)

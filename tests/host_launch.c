@@ -30,9 +30,8 @@ static void set_up(void)
     unsetenv("METRALE_ATTN_DECODE_SPLITK");
     unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
     fake_driver_install();
-    folder = pack_folder_make();
+    folder = pack_folder_make_with("hopper");
     cr_assert_not_null(folder);
-    cr_assert_eq(pack_folder_add("hopper", "libattn-hopper.so", SIZE_MAX), 0);
 }
 
 static void tear_down(void)

@@ -2,6 +2,7 @@
 #include "pack_folder.h"
 
 #include <dirent.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,14 @@ int pack_folder_add(const char *const kind, const char *const name, const size_t
     const int result = pack_folder_write(name, bytes, keep < size ? keep : size);
     free(bytes);
     return result;
+}
+
+const char *pack_folder_make_with(const char *const kind)
+{
+    const char *const made = pack_folder_make();
+    if (!made || pack_folder_add(kind, "libattn-hopper.so", SIZE_MAX) == 0) return made;
+    pack_folder_remove();
+    return NULL;
 }
 
 void pack_folder_remove(void)

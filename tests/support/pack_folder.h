@@ -13,6 +13,9 @@ const char *pack_folder_make(void);
 // `name` ("libattn-hopper.so"). `keep` is how many of its bytes: SIZE_MAX for all. Returns 0 or -1.
 int pack_folder_add(const char *kind, const char *name, size_t keep);
 
+// The two in one: a folder with the fake pack `kind` as the one for an H200. NULL if that failed.
+const char *pack_folder_make_with(const char *kind);
+
 // Writes a file of these bytes. Returns 0 or -1.
 int pack_folder_write(const char *name, const void *bytes, size_t size);
 
