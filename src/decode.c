@@ -16,6 +16,8 @@
 #define WORKSPACE_UNIT 256
 // Units of leaves, and pieces of sequences, of a launch: sums of two of them fit an int32.
 #define MAX_UNITS (1 << 29)
+// Leaves of all lanes, in such units: in units of 2^31 there are few enough of them for one block.
+#define MAX_ITEMS ((int64_t) ATTN_DECODE_BLOCK_UNITS << 31)
 
 _Static_assert(ATTN_DECODE_MIN_PIECE == ATTN_SPLITK_MIN_KEYS_PER_SPLIT,
                "kernels cut pieces as splitk.h says");
@@ -132,7 +134,9 @@ static void set_leaves(const struct attn_decode_shape *const shape, struct launc
     }
     launch->piece_leaves = (keys - 1) / launch->row->tile + 1;
     const int64_t leaves = (int64_t) shape->batch * launch->splits * launch->piece_leaves;
-    while (leaves >> launch->min_shift >= MAX_UNITS) launch->min_shift++;
+    while (leaves >> launch->min_shift >= MAX_UNITS ||
+           (leaves >> launch->min_shift) * launch->lanes > MAX_ITEMS)
+        launch->min_shift++;
 }
 
 // Roots: those of pieces of more than one unit. Such a piece has more leaves than a unit, one unit
@@ -149,19 +153,6 @@ static int64_t count_roots(const struct launch *const launch, const int64_t piec
     return (units < most ? units : most) * launch->lanes;
 }
 
-// At least as many (unit, lane) as attn_decode_unit_shift may leave of `items` (leaf, lane) or
-// fewer: the square root of items * blocks / 16, and no fewer for more of either.
-static int64_t count_items(const double items, const int32_t blocks)
-{
-    const double limit = items * blocks * (1.001 / 16);
-    int64_t most = 0;
-    for (int64_t bit = (int64_t) 1 << 40; bit > 0; bit /= 2) {
-        const double larger = (double) (most + bit);
-        if (larger * larger <= limit) most += bit;
-    }
-    return most + 1 > blocks ? most + 1 : blocks;
-}
-
 // For a grid of at most `slots` blocks, and the most leaves that lengths can come to.
 static void set_units(const struct attn_decode_shape *const shape, struct launch *const launch,
                       const int32_t slots)
@@ -169,20 +160,14 @@ static void set_units(const struct attn_decode_shape *const shape, struct launch
     const struct attn_pack_row *const row = launch->row;
     const int64_t pieces = (int64_t) shape->batch * launch->splits;
     launch->grid = slots;
-    const int64_t leaves = pieces * ((launch->piece_leaves >> launch->min_shift) + 1);
-    const int64_t items = leaves * launch->lanes;
-    const int32_t shift = attn_decode_unit_shift((uint64_t) items, slots);
-    launch->most_items =
-        count_items((double) items * (double) ((int64_t) 1 << launch->min_shift), slots);
+    launch->most_items = (int64_t) slots * ATTN_DECODE_BLOCK_UNITS;
     const int64_t roots = count_roots(launch, pieces);
     launch->num_roots = (int32_t) roots;
-    // Of a unit at most one block of each level waits, and one from before an aligned one; of what
-    // roots come to, a few.
-    int32_t levels = 1;
+    // At most one block of each level waits, and one from before an aligned one. The lowest levels
+    // have a place elsewhere.
+    int32_t levels = 0;
     while ((int64_t) 1 << levels < launch->piece_leaves) levels++;
-    const int32_t unit_levels = launch->min_shift + shift;
-    launch->stack_slots = (unit_levels < levels ? unit_levels : levels) + 2;
-    if (launch->stack_slots < ATTN_DECODE_FAN_LOG) launch->stack_slots = ATTN_DECODE_FAN_LOG;
+    launch->stack_slots = (levels > row->levels ? levels - row->levels : 0) + 2;
     launch->root_levels = 0;
     while (roots > 0 &&
            (launch->piece_leaves + 1) >> (launch->root_levels * ATTN_DECODE_FAN_LOG) > 0)
@@ -424,6 +409,7 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .v_head_stride = params->v_head_stride,
         .num_pages = params->num_pages,
         .table_stride = params->max_pages_per_seq,
+        .table_columns = params->max_pages_per_seq,
         .page_size = params->page_size,
         .page_magic = page_magic,
         .page_shift = page_shift,

@@ -484,13 +484,27 @@ enum attn_status attn_device_launch(const struct attn_device *const device,
 {
     const attn_cu_function function = device->functions[row - device->pack->rows];
     void *arguments[] = { args };
+    // Kernels wait for the work before them themselves: by then they are on the chip.
+    const struct attn_cu_launch_attribute overlap = {
+        .id = ATTN_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION,
+        .value = { .number = 1 },
+    };
+    const struct attn_cu_launch_config config = {
+        .grid_x = (unsigned) grid,
+        .grid_y = 1,
+        .grid_z = 1,
+        .block_x = (unsigned) attn_pack_row_threads(row),
+        .block_y = 1,
+        .block_z = 1,
+        .smem_bytes = (unsigned) attn_pack_row_smem(row),
+        .stream = stream,
+        .attributes = &overlap,
+        .num_attributes = 1,
+    };
     bool pushed;
     attn_cu_result result = attn_device_enter(device, &pushed);
     if (result == ATTN_CU_SUCCESS)
-        result =
-            device->driver->launch(function, (unsigned) grid, 1, 1,
-                                   (unsigned) attn_pack_row_threads(row), 1, 1,
-                                   (unsigned) attn_pack_row_smem(row), stream, arguments, NULL);
+        result = device->driver->launch(&config, function, arguments, NULL);
     attn_device_leave(device, pushed);
     if (result == ATTN_CU_SUCCESS) return ATTN_OK;
     char what[128];

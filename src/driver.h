@@ -48,6 +48,25 @@ enum {
     ATTN_CU_L2_PROMOTION_128B = 2,
 };
 
+// A CUlaunchAttribute, and a CUlaunchConfig.
+enum {
+    ATTN_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
+};
+struct attn_cu_launch_attribute {
+    int32_t id;
+    int32_t padding;
+    union {
+        int32_t number;
+        unsigned char bytes[64];
+    } value;
+};
+struct attn_cu_launch_config {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, smem_bytes;
+    attn_stream stream;
+    const struct attn_cu_launch_attribute *attributes;
+    unsigned num_attributes;
+};
+
 // result name, symbol the driver exports, parameters. The oldest driver accepted (13.0) has all of
 // them.
 #define ATTN_DRIVER_CALLS(X) \
@@ -76,10 +95,9 @@ enum {
       (attn_cu_function * function, attn_cu_kernel kernel)) \
     X(function_load, "cuFuncLoad", (attn_cu_function function)) \
     X(function_set, "cuFuncSetAttribute", (attn_cu_function function, int attribute, int value)) \
-    X(launch, "cuLaunchKernel", \
-      (attn_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
-       unsigned block_x, unsigned block_y, unsigned block_z, unsigned smem_bytes, \
-       attn_stream stream, void **args, void **extra)) \
+    X(launch, "cuLaunchKernelEx", \
+      (const struct attn_cu_launch_config *config, attn_cu_function function, void **args, \
+       void **extra)) \
     X(tensor_map, "cuTensorMapEncodeTiled", \
       (void *map, int type, uint32_t rank, const void *address, const uint64_t *dims, \
        const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, \

@@ -111,7 +111,7 @@ Test(bench, says_where_it_cannot_run)
 
 Test(bench, returns_a_failed_launch)
 {
-    fake.fail_symbol = "cuLaunchKernel";
+    fake.fail_symbol = "cuLaunchKernelEx";
     fake.fail_at = 1;
     fake.fail_code = ATTN_CU_ERROR_LAUNCH_FAILED;
     expect_refusal(attn_bandwidth_probe(device, BASE, 16, SINK, STREAM), ATTN_ERROR_DRIVER, "read");

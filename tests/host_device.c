@@ -443,7 +443,7 @@ Test(device, undoes_a_half_open_device)
     // Not called, or of no consequence, while a device is opened by ordinal.
     static const char *const other[] = {
         "cuGetErrorName",         "cuCtxGetDevice",
-        "cuLaunchKernel",         "cuMemsetD32Async",
+        "cuLaunchKernelEx",       "cuMemsetD32Async",
         "cuTensorMapEncodeTiled", "cuCtxPopCurrent_v2",
         "cuLibraryUnload",        "cuDevicePrimaryCtxRelease_v2",
     };

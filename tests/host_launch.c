@@ -7,6 +7,7 @@
 #include "support/pack_folder.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,15 +118,6 @@ static int64_t used_counters(void)
     return 2 + (int64_t) args->root_levels * args->num_roots + of_sequences;
 }
 
-// (unit, lane) that lengths can come to, of `items` (leaf, lane) or less, and no more than a
-// fifteenth above that.
-static int64_t most_units(const int64_t items, const int32_t blocks)
-{
-    int64_t most = blocks;
-    while (most * most * 16 < items * blocks) most++;
-    return most > blocks ? most + most / 15 + 2 : blocks;
-}
-
 // There is room for the roots of pieces of so many leaves, in units as large as these make them,
 // and not for many more: a piece may begin and end within a unit. They meet until they are one.
 static void expect_roots(const int64_t pieces, const int64_t leaves)
@@ -133,10 +125,11 @@ static void expect_roots(const int64_t pieces, const int64_t leaves)
     const struct attn_decode_args *const args = &last_launch()->args;
     const int32_t blocks = (int32_t) last_launch()->grid[0];
     const int64_t items = pieces * (leaves + 1) * args->lanes;
-    const int64_t units = ((leaves - 1) >> attn_decode_unit_shift((uint64_t) items, blocks)) + 1;
+    const int64_t units = ((leaves - 1) >> attn_decode_unit_shift((uint64_t) items, blocks, 1)) + 1;
     const int64_t least = units > 1 ? pieces * units * args->lanes : 0;
     const int64_t of_leaves = pieces * (leaves + 2) * args->lanes;
-    const int64_t of_units = most_units(items, blocks) + (pieces * 2 + 1) * args->lanes;
+    const int64_t of_units =
+        (int64_t) blocks * ATTN_DECODE_BLOCK_UNITS + (pieces * 2 + 1) * args->lanes;
     const int64_t most = of_leaves < of_units ? of_leaves : of_units;
     cr_expect(args->num_roots >= least && args->num_roots <= most, "%d roots, not %lld to %lld",
               args->num_roots, (long long) least, (long long) most);
@@ -530,25 +523,36 @@ Test(launch, deals_units_for_the_blocks)
     }
 }
 
-// Units are as small as may be: at most one a block, or a quarter of the square root of what a
-// block has, each.
-Test(launch, chooses_the_smallest_units_that_are_few)
+// In leaves: what the busiest block has, 16 for each of its units, a part of a unit at the end.
+static double cost_of(const uint64_t items, const int32_t blocks, const bool are_even,
+                      const int32_t shift)
+{
+    const double units = floor(ldexp((double) items, -shift)), leaves = ldexp(1, shift);
+    const double busiest = units > 0 ? ceil(units / blocks) : 1;
+    return busiest * (leaves + 16) + leaves * (are_even ? 0.25 : 2);
+}
+
+static void expect_lowest_cost(const uint64_t items, const int32_t blocks, const bool are_even)
+{
+    const int32_t shift = attn_decode_unit_shift(items, blocks, are_even);
+    const uint64_t most = (uint64_t) blocks * ATTN_DECODE_BLOCK_UNITS;
+    cr_assert(items >> shift <= most, "%llu items, %d blocks: units of 2^%d",
+              (unsigned long long) items, blocks, shift);
+    const double cost = cost_of(items, blocks, are_even, shift);
+    for (int32_t other = 0; other < 32; other++)
+        cr_assert(items >> other > most ||
+                      cost_of(items, blocks, are_even, other) > cost - 1e-5 * cost,
+                  "%llu items, %d blocks, even %d: units of 2^%d, not 2^%d",
+                  (unsigned long long) items, blocks, are_even, shift, other);
+}
+
+Test(launch, chooses_units_of_the_lowest_cost)
 {
     static const int32_t grids[] = { 1, 2, 5, 48, 132, 264, 701, ATTN_DECODE_MAX_GRID };
     for (size_t i = 0; i < sizeof(grids) / sizeof(grids[0]); i++)
-        for (uint64_t items = 0; items < (uint64_t) 1 << 60; items += items / 37 + 1) {
-            const int32_t shift = attn_decode_unit_shift(items, grids[i]);
-            // In single precision: what is that close to the edge may be on either side of it.
-            const double limit = (double) items * grids[i], slack = limit * 1e-6;
-            const double units = (double) (items >> shift);
-            cr_assert(units <= grids[i] || units * units * 16 <= limit + slack,
-                      "%llu items, %d blocks: units of 2^%d", (unsigned long long) items, grids[i],
-                      shift);
-            if (shift == 0) continue;
-            const double more = (double) (items >> (shift - 1));
-            cr_assert(more > grids[i] && more * more * 16 > limit - slack,
-                      "%llu items, %d blocks: units of 2^%d", (unsigned long long) items, grids[i],
-                      shift);
+        for (uint64_t items = 0; items < (uint64_t) 1 << 36; items += items / 37 + 1) {
+            expect_lowest_cost(items, grids[i], false);
+            expect_lowest_cost(items, grids[i], true);
         }
 }
 
@@ -563,14 +567,10 @@ Test(launch, needs_little_workspace)
     const size_t bytes = workspace_of(&params);
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     cr_expect_eq(bytes, round_up(used_bytes(8, 256)));
-    cr_expect_lt(bytes, 32 << 20);
+    cr_expect_lt(bytes, 64 << 20);
     expect_roots(64, 2048);
-    // 64 x 2048 leaves of 4 lanes, in units of 2^log: one of each level below log waits, of the
-    // lowest in shared memory.
-    const struct attn_decode_args *const args = &last_launch()->args;
-    const int32_t log = attn_decode_unit_shift(64 * 2049 * 4, GRID_256);
-    cr_expect(args->stack_slots >= log - LEVELS_256 && args->stack_slots <= log + 2, "%d",
-              args->stack_slots);
+    // Of 2048 leaves one of each level waits, of the lowest in shared memory.
+    cr_expect_eq(last_launch()->args.stack_slots, 11 - LEVELS_256 + 2);
 }
 
 // A smaller call never needs more than the shape it was sized by.
@@ -1000,7 +1000,7 @@ Test(launch, uses_the_device_s_context)
 
 Test(launch, returns_what_the_driver_says)
 {
-    static const char *const calls[] = { "cuLaunchKernel", "cuCtxGetCurrent",
+    static const char *const calls[] = { "cuLaunchKernelEx", "cuCtxGetCurrent",
                                          "cuCtxPushCurrent_v2" };
     const struct attn_decode_params params = right_params();
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);

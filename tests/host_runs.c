@@ -18,8 +18,6 @@
 #define TILE 64
 #define MAX_BATCH 300
 #define FAN (1 << ATTN_DECODE_FAN_LOG)
-// Roots in registers at the same time, as the row has room for them.
-#define MOST_AT_ONCE 4
 
 static const char *folder;
 static struct attn_device *device;
@@ -49,7 +47,7 @@ struct span {
 // What the launch allows, and what of it was used.
 struct walk {
     const struct attn_decode_args *args;
-    // Blocks of the grid; levels below wait in shared memory.
+    // Blocks of the grid; levels below wait elsewhere.
     int32_t blocks, levels;
     char label[176];
     int32_t shift;
@@ -61,7 +59,7 @@ struct walk {
     int64_t budget;
 };
 
-// What waits: in shared memory, and in slots of the workspace.
+// What waits: in registers or shared memory, and in slots of the workspace.
 struct stack {
     struct span levels[64], slots[64];
     uint64_t present;
@@ -133,32 +131,27 @@ static struct span block_of(const struct span piece, const int64_t index, const 
                           end < piece.end ? end : piece.end };
 }
 
-// Blocks low .. high of 2^log leaves, so many at once, as in gather.cuh.
+// Blocks low .. high of 2^log leaves, FAN of which are an aligned block, as in gather.cuh.
 static void gather(const struct walk *const w, const struct span piece, const int64_t low,
-                   const int64_t high, const int32_t log, const int64_t at_once)
+                   const int64_t high, const int32_t log)
 {
-    struct stack s = { .present = 0 };
-    struct span b = { 0, 0 };
-    for (int64_t group = low / at_once; group <= high / at_once; group++) {
-        struct span part[MOST_AT_ONCE];
-        for (int64_t i = 0; i < at_once; i++) {
-            const int64_t index = group * at_once + i;
-            part[i] = block_of(piece, index < low ? low : index > high ? high : index, log);
-        }
-        for (int width = 1; width < at_once; width *= 2)
-            for (int i = 0; i < at_once; i += width * 2) {
-                const int64_t middle = group * at_once + i + width;
-                if (middle > high)
-                    part[i + width * 2 - 1] = part[i + width - 1];
-                else if (middle > low)
-                    merge(w, piece, part[i + width - 1], &part[i + width * 2 - 1]);
-            }
-        b = part[at_once - 1];
-        const bool is_last = group == high / at_once;
-        cr_assert_eq(push(w, &s, piece, low / at_once, group, is_last, &b), is_last);
+    struct span part[FAN];
+    for (int64_t i = 0; i < FAN; i++) {
+        const int64_t index = low / FAN * FAN + i;
+        part[i] = block_of(piece, index < low ? low : index > high ? high : index, log);
     }
-    const struct span wanted = { block_of(piece, low, log).begin, block_of(piece, high, log).end };
-    expect_done(w, &s, wanted, b);
+    for (int width = 1; width < FAN; width *= 2)
+        for (int i = 0; i < FAN; i += width * 2) {
+            const int64_t middle = low / FAN * FAN + i + width;
+            if (middle > high)
+                part[i + width * 2 - 1] = part[i + width - 1];
+            else if (middle > low)
+                merge(w, piece, part[i + width - 1], &part[i + width * 2 - 1]);
+        }
+    const int64_t begin = block_of(piece, low, log).begin, end = block_of(piece, high, log).end;
+    cr_assert(part[FAN - 1].begin == begin && part[FAN - 1].end == end,
+              "%s: [%lld, %lld) instead of [%lld, %lld)", w->label, (long long) part[FAN - 1].begin,
+              (long long) part[FAN - 1].end, (long long) begin, (long long) end);
 }
 
 // Block `index` of 2^log units of the piece whose roots begin at `roots` has a place of its own.
@@ -188,8 +181,7 @@ static void merge_units(struct walk *const w, const struct span piece, const int
             const int64_t low = parent * FAN > first ? parent * FAN : first;
             const int64_t high = parent * FAN + FAN - 1 < last ? parent * FAN + FAN - 1 : last;
             meet(w, level, roots, first_unit, parent, log + ATTN_DECODE_FAN_LOG);
-            for (int64_t at_once = 2; low < high && at_once <= MOST_AT_ONCE; at_once *= 2)
-                gather(w, piece, low, high, log + w->shift, at_once);
+            if (low < high) gather(w, piece, low, high, log + w->shift);
         }
         first /= FAN;
         last /= FAN;
@@ -250,11 +242,17 @@ static void walk_lengths(struct walk *const w, const int32_t *const lens)
     int count = 0;
     for (int32_t i = 0; i < args->batch; i++) count += cut_sequence(args, lens[i], &pieces[count]);
     // Pieces without keys count too.
-    int64_t leaves = args->batch * args->splits;
-    for (int i = 0; i < count; i++) leaves += count_leaves(pieces[i]) >> args->min_shift;
+    int64_t leaves = args->batch * args->splits, longest = 0;
+    for (int i = 0; i < count; i++) {
+        const int64_t of_piece = count_leaves(pieces[i]) >> args->min_shift;
+        leaves += of_piece;
+        if (of_piece + 1 > longest) longest = of_piece + 1;
+    }
     cr_assert_lt(leaves, 1 << 30, "%s", w->label);
     const uint64_t items = (uint64_t) (leaves * args->lanes);
-    w->shift = args->min_shift + attn_decode_unit_shift(items, w->blocks);
+    const int32_t are_even =
+        attn_decode_are_even((uint64_t) leaves, (uint64_t) longest, args->batch * args->splits);
+    w->shift = args->min_shift + attn_decode_unit_shift(items, w->blocks, are_even);
     // No piece has as many leaves; they are numbers of 32 bits, shifted.
     if (w->shift > 31) w->shift = 31;
     w->units = w->roots = w->most_roots = 0;
@@ -365,8 +363,7 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
         int32_t lens[MAX_BATCH];
         for (int i = 0; i < 4; i++) {
             draw_lengths(&random, w.args, lens);
-            // Some rows of other packs have no levels.
-            w.levels = i % 2 ? 0 : levels_of(launch);
+            w.levels = levels_of(launch);
             snprintf(w.label, sizeof(w.label),
                      "trial %d.%d: grid %u, batch %d, %d lanes, %d pages, window %d, %d splits, "
                      "%d levels, room for %d",

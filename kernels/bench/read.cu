@@ -15,6 +15,8 @@ constexpr int LOADS = ROW_STAGES;
 extern "C" __global__ void __launch_bounds__(THREADS)
     ROW_NAME(const __grid_constant__ struct attn_read_args args)
 {
+    let_next_grid_come();
+    wait_for_grids_before();
     const uint4 *const g_base = static_cast<const uint4 *>(args.base);
     uint4 mix = make_uint4(0, 0, 0, 0);
     for (int64_t first = (int64_t) blockIdx.x * THREADS * LOADS; first < args.num_pieces;

@@ -101,6 +101,19 @@ static __device__ __forceinline__ int32_t add_in_order(int32_t *g_target, int32_
     return before;
 }
 
+// griddepcontrol.launch_dependents, griddepcontrol.wait: a grid launched behind this one may come
+// onto the chip from now on; waits until the grids before this one are done and what they have
+// written is there to be read. PTX ISA, "griddepcontrol".
+static __device__ __forceinline__ void let_next_grid_come()
+{
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+static __device__ __forceinline__ void wait_for_grids_before()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // ld.relaxed.gpu.global: what other blocks have written, once a fence lets it be seen. PTX ISA,
 // "ld".
 static __device__ __forceinline__ float load_global_float(const float *g_source)
@@ -119,6 +132,12 @@ static __device__ __forceinline__ float4 load_global_float4(const float4 *g_sour
                  : "l"(g_source)
                  : "memory");
     return value;
+}
+
+// prefetch.global.L2. PTX ISA, "prefetch".
+static __device__ __forceinline__ void prefetch_line(const void *g_line)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(g_line));
 }
 
 // ld.global.nc with no allocation in L1, 16 bytes. PTX ISA, "ld.global.nc".

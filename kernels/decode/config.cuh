@@ -12,8 +12,8 @@ constexpr int ROWS = ROW_ROWS;
 constexpr int TILE = ROW_TILE;
 constexpr int WARPS = ROW_WARPS;
 constexpr int STAGES = ROW_STAGES;
-// The lowest levels of the merge tree, which come and go with every few leaves: what waits there
-// has a place in shared memory.
+// Levels of the merge tree, from the second on, that come and go with every few leaves: what waits
+// there has a place in shared memory.
 constexpr int LEVELS = ROW_LEVELS;
 
 // Types as in src/pack.h.
@@ -56,13 +56,16 @@ constexpr int LINE_PIECES = LINE_BYTES / 16;
 constexpr bool Q_IN_REGISTERS = ATTN_DECODE_Q_IN_REGISTERS(ROWS, HEAD_DIM);
 // E4M3: else they are brought into order once.
 constexpr bool KEEPS_Q = !Q_IN_REGISTERS && KV_IS_E4M3;
+// Registers of a thread, at most. Warps are dealt to four parts of an SM, of 16,384 each.
+constexpr int MOST_REGISTERS = 512 / ((ROW_PER_SM * BLOCK_THREADS / 32 + 3) / 4);
 // Bytes from row to row of q: the 8 rows of a fragment lie in different banks.
 constexpr int Q_PITCH = HEAD_DIM * 2 + 16;
 // Slots, of which a block of the merge tree takes one: [step][row block][lane] of o, then
 // [warp][row block][t] of m and l; float4 each. Nobody reads what another warp has written.
 constexpr int SLOT_FLOATS = ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
-// Roots that meet in one place.
+// Roots that meet in one place: one a lane.
 constexpr int FAN_LOG = ATTN_DECODE_FAN_LOG;
+constexpr int FAN = 1 << FAN_LOG;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
@@ -99,6 +102,13 @@ struct alignas(16) mail {
     int32_t is_last;
 };
 
+// Of the tree over FAN roots, what each node multiplies its left and its right half with, of each
+// row; and m and l of all of them.
+struct alignas(16) fan_weights {
+    float2 node[FAN - 1][ROWS];
+    float2 ml[ROWS];
+};
+
 // Which keys of a leaf are attended.
 struct alignas(16) visible_keys {
     uint32_t bits[4];
@@ -114,7 +124,11 @@ struct smem {
     alignas(16) unsigned char q_rows[INFOS][ROWS][Q_PITCH];
     // MMA fragments of the queries, of this unit and of the one before: [row block][step][lane].
     alignas(16) uint2 q[KEEPS_Q ? 2 : 1][KEEPS_Q ? ROW_BLOCKS * DIM_STEPS * 32 : 1];
-    alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
+    // Between units the levels are empty.
+    union {
+        alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
+        fan_weights fan;
+    };
     // MMA fragments of the weights.
     alignas(16) uint2 p[GROUPS][ROW_BLOCKS][32];
     // Of each warp's keys the largest score, of each group the sum of weights: of each row, two
@@ -156,6 +170,7 @@ static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
 static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0,
               "visible_keys has the bits");
 static_assert((WARPS & (WARPS - 1)) == 0, "groups and steps are dealt evenly");
+static_assert(FAN == 32, "a lane has a root");
 static_assert(LEVELS >= 0 && SCORERS % 2 == 0, "see smem");
 static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");

@@ -51,7 +51,8 @@ struct team {
                                     float *g_stack)
         : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info{ 0, 0 }, half(0),
           s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
-          waiting{ the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem, 0 },
+          waiting{ {}, the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem,
+                                                                                        0 },
           is_open(false), posted(0)
     {
     }
@@ -124,17 +125,27 @@ struct team {
         if (!mail.settle()) return;
         climb c(args, s.posted_units[posted]);
         bool is_part = c.seek();
-        block<STEPS> b;
         do {
-            c.gather_all(waiting, b);
+            const fan gathered = c.gathered();
+            c.go_up();
             is_part = c.seek();
+            float4 o[AT_ONCE];
+            gathered.begin_steps(s.fan, o);
+#pragma unroll 1
+            for (int d = 0; d < STEPS; d++) {
+                block<1> b;
+                gathered.merge_step(s.fan, o, d, b);
+                if (is_part)
+                    store_step(c.slot(), d, b, 0);
+                else
+                    store_whole(args, c.r.info, warp_id() * STEPS + d, b);
+            }
+            // Levels of the merge tree will be where the weights are.
+            sync_team();
             if (!is_part) break;
-            store_slot(c.slot(), b);
             c.post(mail);
         } while (mail.settle());
-        if (is_part) return;
-        store_whole(args, c.r.info, b);
-        finish_whole(args, mail, c.r.info);
+        if (!is_part) finish_whole(args, mail, c.r.info);
     }
 
     __device__ __forceinline__ void attend_unit(const unit_info &unit, block<STEPS> &b)
@@ -164,7 +175,7 @@ struct team {
                 if (is_part)
                     store_slot(c.slot(), b);
                 else
-                    store_whole(args, unit, b);
+                    store_whole(args, unit, warp_id() * STEPS, b);
             }
             if (is_part || is_end || args.splits > 1) settle();
             if (is_end) break;
@@ -187,9 +198,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
     extern __shared__ __align__(1024) unsigned char s_bytes[];
     smem &s = *reinterpret_cast<smem *>(s_bytes);
     const bool copies = warp_id() == WARPS;
-    int32_t next = 0;
-    if (copies && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
-
+    let_next_grid_come();
+    if (args.has_boxes && threadIdx.x == 0) {
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+    }
     if (threadIdx.x < STAGES) {
         // By rows each lane arrives with its copies, and one that has told of them.
         barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : 33);
@@ -201,19 +214,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
         barrier_init(shared_address(&s.answered), 1);
     }
     fence_async();
+    wait_for_grids_before();
+    int32_t next = 0;
     schedule dealt_as = {};
+    if (copies && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
     if (are_few(args)) {
-        if (copies) dealt_as.count(args);
+        if (copies)
+            dealt_as.count(args);
+        else
+            prefetch_table(args);
         __syncthreads();
     } else {
         count_all(args, s);
         dealt_as.dealt = s.dealt;
     }
     if (copies) {
-        if (args.has_boxes) {
-            prefetch_map(&args.k_map);
-            prefetch_map(&args.v_map);
-        }
         feed(args, s).run(dealt_as, next);
         return;
     }

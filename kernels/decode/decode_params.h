@@ -4,6 +4,7 @@
 #ifndef ATTN_DECODE_PARAMS_H
 #define ATTN_DECODE_PARAMS_H
 
+#include <math.h>
 #include <stdint.h>
 
 // A CUtensorMap.
@@ -43,6 +44,7 @@ struct attn_decode_args {
     int64_t v_page_stride, v_token_stride, v_head_stride;
     int64_t num_pages;
     int64_t table_stride;
+    int32_t table_columns;
     int32_t page_size;
     // See attn_decode_divide.
     uint32_t page_magic;
@@ -95,25 +97,50 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 // Blocks of a launch at most; work beyond is walked.
 #define ATTN_DECODE_MAX_GRID 1024
 // At most 2^ATTN_DECODE_FAN_LOG roots are merged by one block.
-#define ATTN_DECODE_FAN_LOG 4
-// Leaves are dealt in units of 2^shift, so that there are enough of (unit, lane) to keep all blocks
-// busy to the end, and few, since each costs the time of some leaves: at most one a block, or a
-// quarter of the square root of a block's leaves. `items`: of (leaf, lane).
+#define ATTN_DECODE_FAN_LOG 5
+// Units of a block at most, on average.
+#define ATTN_DECODE_BLOCK_UNITS 32
+// Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the block
+// that has most, and what was measured to be lost with each of them, and at the end a part of a unit,
+// as not all blocks are done at the same time. More of it where pieces differ. `items`: of (leaf,
+// lane). Infinity: more units than allowed.
+#ifdef __CUDACC__
+static __device__ __forceinline__ float
+#else
+static inline float
+#endif
+attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t are_even, int32_t shift)
+{
+    const uint64_t units = items >> shift;
+    if (units > (uint64_t) blocks * ATTN_DECODE_BLOCK_UNITS) return INFINITY;
+    const uint32_t most = units ? ((uint32_t) units - 1) / (uint32_t) blocks + 1 : 1;
+    const float leaves = (float) (1u << shift);
+    return (float) most * (leaves + 16.0f) + leaves * (are_even ? 0.25f : 2.0f);
+}
+
+// Whether pieces differ little: they have `leaves`, and the longest `longest`.
 #ifdef __CUDACC__
 static __device__ __forceinline__ int32_t
 #else
 static inline int32_t
 #endif
-attn_decode_unit_shift(uint64_t items, int32_t blocks)
+attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_t pieces)
 {
-    const float limit = (float) items * (float) blocks;
-    int32_t shift = 0;
-    for (; shift < 63; shift++) {
-        const uint64_t rest = items >> shift;
-        if (rest <= (uint64_t) blocks || (float) rest * (float) rest * 16.0f <= limit) break;
-    }
-    return shift;
+    return longest * (uint32_t) pieces <= leaves + leaves / 4;
 }
+
+#ifndef __CUDACC__
+// The largest shift of the lowest cost. Kernels do the same, a lane a shift.
+static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int32_t are_even)
+{
+    int32_t best = 31;
+    for (int32_t shift = 30; shift >= 0; shift--)
+        if (attn_decode_unit_cost(items, blocks, are_even, shift) <
+            attn_decode_unit_cost(items, blocks, are_even, best))
+            best = shift;
+    return best;
+}
+#endif
 
 // Keys of the smallest piece under a split count.
 #define ATTN_DECODE_MIN_PIECE 256
@@ -144,8 +171,9 @@ attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t
     const int32_t fragments =
         kv_bytes == 2 || ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
     const int32_t q = fragments + ATTN_DECODE_INFOS(stages) * rows * (head_dim * 2 + 16);
-    const int32_t waiting =
-        levels > 0 ? levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4 : 16;
+    const int32_t slots = levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4;
+    const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
+    const int32_t waiting = slots > fan ? slots : fan;
     const int32_t weights = groups * rows * (32 + 4) + scorers * rows * 4;
     const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 16 + 8);
     const int32_t barriers = stages * 16;

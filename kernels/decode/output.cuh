@@ -211,12 +211,13 @@ static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args
     }
 }
 
-// b is a whole piece.
+// b is steps `first_step` .. of a whole piece.
+template <int N>
 static __device__ __forceinline__ void store_whole(const attn_decode_args &args,
-                                                   const unit_info &info, block<STEPS> &b)
+                                                   const unit_info &info, int first_step,
+                                                   block<N> &b)
 {
     const rows r = rows_of(args, info.lane);
-    const int first_step = warp_id() * STEPS;
     if (args.splits == 1)
         store_output(args, info.sequence, r, first_step, b);
     else

@@ -115,18 +115,34 @@ static __device__ __forceinline__ counts sum_up(counts c)
     return c;
 }
 
+// For pieces of so many leaves. All lanes together.
 static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args,
-                                                       uint32_t leaves)
+                                                       uint32_t leaves, uint32_t longest)
 {
+    const int32_t are_even = attn_decode_are_even(leaves, longest, args.batch * args.splits);
     const uint64_t items = (uint64_t) leaves * (uint32_t) args.lanes;
     // All leaves there can be fit in 2^31.
-    return min(args.min_shift + attn_decode_unit_shift(items, gridDim.x), 31);
+    // The largest shift of the lowest cost, a lane a shift. Floats above 0 are ordered as integers.
+    const uint32_t cost =
+        __float_as_uint(attn_decode_unit_cost(items, (int32_t) gridDim.x, are_even, lane_id()));
+    const uint32_t best = __ballot_sync(~0u, cost == __reduce_min_sync(~0u, cost));
+    return min(args.min_shift + 31 - __clz(best), 31);
 }
 
 // So few pieces that the copying warp counts them alone.
 static __device__ __forceinline__ bool are_few(const attn_decode_args &args)
 {
     return args.batch * args.splits <= 32;
+}
+
+// Then its lines of the table, too, are asked for while the lengths are on their way: a part by
+// each thread that has nothing else to do.
+static __device__ __forceinline__ void prefetch_table(const attn_decode_args &args)
+{
+    constexpr int LINE = 32;
+    const int64_t entries = (args.batch - 1) * args.table_stride + args.table_columns;
+    const int64_t first = ((int64_t) blockIdx.x * THREADS + threadIdx.x) * LINE;
+    if (threadIdx.x < THREADS && first < entries) prefetch_line(args.block_table + first);
 }
 
 // Leaves of a piece, as they are counted to choose units.
@@ -148,20 +164,26 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     const int32_t num_pieces = args.batch * args.splits;
     const int32_t share = share_of(num_pieces);
     const int32_t first = threadIdx.x * share, stop = min(first + share, num_pieces);
-    uint32_t leaves = 0;
+    uint32_t leaves = 0, longest = 0;
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
         const int32_t len = args.seq_lens[sequence_of(args, i)];
-        leaves += count_coarsely(args, describe(args, i, len));
+        const uint32_t of_piece = count_coarsely(args, describe(args, i, len));
+        leaves += of_piece;
+        longest = max(longest, of_piece);
         s.lens[threadIdx.x] = len;
     }
     leaves = __reduce_add_sync(~0u, leaves);
-    if (lane_id() == 0) s.warp_sum[warp_id()][0] = leaves;
+    longest = __reduce_max_sync(~0u, longest);
+    if (lane_id() == 0) s.warp_sum[warp_id()][0] = leaves, s.warp_sum[warp_id()][1] = longest;
     __syncthreads();
-    leaves = 0;
+    leaves = longest = 0;
 #pragma unroll
-    for (int i = 0; i < WARPS + 2; i++) leaves += s.warp_sum[i][0];
-    const int32_t shift = choose_shift(args, leaves);
+    for (int i = 0; i < WARPS + 2; i++) {
+        leaves += s.warp_sum[i][0];
+        longest = max(longest, (uint32_t) s.warp_sum[i][1]);
+    }
+    const int32_t shift = choose_shift(args, leaves, longest);
     counts own = { 0, 0 };
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
@@ -207,7 +229,8 @@ struct schedule {
         len = args.seq_lens[sequence_of(args, index)];
         const piece p = describe(args, index, len);
         const uint32_t leaves = is_piece ? count_coarsely(args, p) : 0;
-        dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves));
+        dealt.shift =
+            choose_shift(args, __reduce_add_sync(~0u, leaves), __reduce_max_sync(~0u, leaves));
         own.units = is_piece ? count_units(p, dealt.shift) : 0;
         own.slots = count_roots(own.units);
         end = sum_up(own);

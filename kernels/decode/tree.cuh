@@ -20,8 +20,19 @@ struct weights {
     float left[2], right[2];
 };
 
-// right += left, of m and l of 8 rows; left: m, m, l, l. Written with explicit roundings: the same
-// bits wherever it is inlined.
+// right += left, of m and l of a row: what o of either is multiplied with. Written with explicit
+// roundings: the same bits wherever it is inlined.
+static __device__ __forceinline__ float2 merge_ml(float left_m, float left_l, float &m, float &l)
+{
+    const float right_m = m;
+    m = max_nan(left_m, right_m);
+    const float base = finite_or_zero(m);
+    const float2 w = make_float2(ex2(left_m - base), ex2(right_m - base));
+    l = __fmaf_rn(left_l, w.x, __fmul_rn(l, w.y));
+    return w;
+}
+
+// The same of 8 rows; left: m, m, l, l.
 template <int N>
 static __device__ __forceinline__ weights merge_ml(float4 left, int n, block<N> &right)
 {
@@ -29,12 +40,8 @@ static __device__ __forceinline__ weights merge_ml(float4 left, int n, block<N> 
     const float left_m[2] = { left.x, left.y }, left_l[2] = { left.z, left.w };
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-        const float m = max_nan(left_m[c], right.m[n][c]);
-        const float base = finite_or_zero(m);
-        w.left[c] = ex2(left_m[c] - base);
-        w.right[c] = ex2(right.m[n][c] - base);
-        right.m[n][c] = m;
-        right.l[n][c] = __fmaf_rn(left_l[c], w.left[c], __fmul_rn(right.l[n][c], w.right[c]));
+        const float2 of_row = merge_ml(left_m[c], left_l[c], right.m[n][c], right.l[n][c]);
+        w.left[c] = of_row.x, w.right[c] = of_row.y;
     }
     return w;
 }
@@ -63,16 +70,21 @@ template <int N> static __device__ __forceinline__ void clear(block<N> &b)
 
 // ---- slots, see SLOT_FLOATS; of the steps of this warp
 
-static __device__ __forceinline__ float4 *slot_ml(float *slot, int n)
+static __device__ __forceinline__ float4 *slot_ml(float *slot, int n, int t)
 {
     return reinterpret_cast<float4 *>(slot + ROWS * HEAD_DIM) + (warp_id() * ROW_BLOCKS + n) * 4 +
-           lane_id() % 4;
+           t;
+}
+
+// In floats, from the start of the slot.
+static __device__ __forceinline__ int32_t slot_offset(int d, int n)
+{
+    return (((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + lane_id()) * 4;
 }
 
 static __device__ __forceinline__ float4 *slot_o(float *slot, int d, int n)
 {
-    return reinterpret_cast<float4 *>(slot) + ((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 +
-           lane_id();
+    return reinterpret_cast<float4 *>(slot + slot_offset(d, n));
 }
 
 static __device__ __forceinline__ bool has_columns()
@@ -80,41 +92,31 @@ static __device__ __forceinline__ bool has_columns()
     return DIM_STEPS >= WARPS || warp_id() < DIM_STEPS;
 }
 
-static __device__ __forceinline__ float4 ml_of(const block<STEPS> &b, int n)
+template <int N> static __device__ __forceinline__ float4 ml_of(const block<N> &b, int n)
 {
     return make_float4(b.m[n][0], b.m[n][1], b.l[n][0], b.l[n][1]);
 }
 
-static __device__ __forceinline__ float4 o_of(const block<STEPS> &b, int d, int n)
+template <int N> static __device__ __forceinline__ float4 o_of(const block<N> &b, int d, int n)
 {
     return make_float4(b.o[d][n][0], b.o[d][n][1], b.o[d][n][2], b.o[d][n][3]);
+}
+
+// Step d of a block, which is step `from` of b.
+template <int N>
+static __device__ __forceinline__ void store_step(float *slot, int d, const block<N> &b, int from)
+{
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        if (has_columns()) *slot_o(slot, d, n) = o_of(b, from, n);
+        if (d == 0 && lane_id() < 4) *slot_ml(slot, n, lane_id()) = ml_of(b, n);
+    }
 }
 
 static __device__ __forceinline__ void store_slot(float *slot, const block<STEPS> &b)
 {
 #pragma unroll
-    for (int n = 0; n < ROW_BLOCKS; n++) {
-#pragma unroll
-        for (int d = 0; d < STEPS; d++)
-            if (has_columns()) *slot_o(slot, d, n) = o_of(b, d, n);
-        if (lane_id() < 4) *slot_ml(slot, n) = ml_of(b, n);
-    }
-}
-
-// What another block has left there.
-static __device__ __forceinline__ void load_root(float *g_slot, block<STEPS> &b)
-{
-#pragma unroll
-    for (int n = 0; n < ROW_BLOCKS; n++) {
-        const float4 ml = load_global_float4(slot_ml(g_slot, n));
-        b.m[n][0] = ml.x, b.m[n][1] = ml.y, b.l[n][0] = ml.z, b.l[n][1] = ml.w;
-#pragma unroll
-        for (int d = 0; d < STEPS; d++) {
-            const float4 o =
-                has_columns() ? load_global_float4(slot_o(g_slot, d, n)) : make_float4(0, 0, 0, 0);
-            b.o[d][n][0] = o.x, b.o[d][n][1] = o.y, b.o[d][n][2] = o.z, b.o[d][n][3] = o.w;
-        }
-    }
+    for (int d = 0; d < STEPS; d++) store_step(slot, d, b, d);
 }
 
 // b += the slot, which is the left half.
@@ -122,7 +124,7 @@ static __device__ __forceinline__ void merge_slot(float *slot, block<STEPS> &b)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        const weights w = merge_ml(*slot_ml(slot, n), n, b);
+        const weights w = merge_ml(*slot_ml(slot, n, lane_id() % 4), n, b);
 #pragma unroll
         for (int d = 0; d < STEPS; d++)
             if (has_columns()) merge_o(w, *slot_o(slot, d, n), b.o[d][n]);
@@ -142,8 +144,14 @@ static __device__ __forceinline__ void merge_blocks(const block<STEPS> &left, bl
 
 // ---- the binary counter
 
+// Level 0, every other leaf, waits in registers where there is room.
+constexpr bool KEEPS_LOWEST = ROWS == 8 || MOST_REGISTERS > 200;
+// Levels below this one have a place in shared memory, or registers.
+constexpr int NEAR_LEVELS = LEVELS + KEEPS_LOWEST;
+
 // What waits for its right half.
 struct tree_stack {
+    block<STEPS> lowest;
     float *s_levels;
     float *g_slots;
     // Slots in use, and in all.
@@ -151,37 +159,60 @@ struct tree_stack {
     // Levels that wait.
     uint32_t present;
 
-    // Of a level: its own place, or the next slot. Lengths that change under the kernel could let
-    // more wait than there are slots.
-    __device__ __forceinline__ float *place(int level) const
+    __device__ __forceinline__ float *near(int level) const
     {
-        return level < LEVELS ? s_levels + level * SLOT_FLOATS
-                              : g_slots + (int64_t) min(used, size - 1) * SLOT_FLOATS;
+        return s_levels + (level - KEEPS_LOWEST) * SLOT_FLOATS;
+    }
+
+    // Of the other levels: the next slot. Lengths that change under the kernel could let more wait than there are
+    // slots.
+    __device__ __forceinline__ float *slot() const
+    {
+        return g_slots + (int64_t) min(used, size - 1) * SLOT_FLOATS;
     }
 
     __device__ __forceinline__ void add(int level, const block<STEPS> &b)
     {
-        store_slot(place(level), b);
-        used += level >= LEVELS;
         present |= 1u << level;
+        if (KEEPS_LOWEST && level == 0) {
+            lowest = b;
+            return;
+        }
+        if (level < NEAR_LEVELS)
+            store_slot(near(level), b);
+        else
+            store_slot(slot(), b), used++;
         // m and l are read by other lanes.
         __syncwarp();
     }
 
     __device__ __forceinline__ void merge_top(int level, block<STEPS> &b)
     {
-        used -= level >= LEVELS;
         present &= ~(1u << level);
-        merge_slot(place(level), b);
+        if (KEEPS_LOWEST && level == 0) {
+            merge_blocks(lowest, b);
+            return;
+        }
+        if (level < NEAR_LEVELS)
+            merge_slot(near(level), b);
+        else
+            used--, merge_slot(slot(), b);
         __syncwarp();
     }
 };
 
-// Adds block `at`, which b is, of those from `first` to the last. With the last, b is all of them.
+// Adds leaf `at`, which b is, of those from `first` to the last. With the last, b is all of them.
 static __device__ __forceinline__ void push(tree_stack &waiting, uint32_t first, uint32_t at,
                                             bool is_last, block<STEPS> &b)
 {
-    for (int i = 0; !is_last || at >> i << i > first; i++) {
+    if (at & 1) {
+        if (waiting.present & 1) waiting.merge_top(0, b);
+    } else if (!is_last) {
+        waiting.add(0, b);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 1; !is_last || at >> i << i > first; i++) {
         if (at >> i & 1) {
             if (waiting.present >> i & 1) waiting.merge_top(i, b);
         } else if (!is_last) {

@@ -40,6 +40,10 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
     return { x, y, z, w };
 }
+static inline float2 make_float2(float x, float y)
+{
+    return { x, y };
+}
 static inline float4 make_float4(float x, float y, float z, float w)
 {
     return { x, y, z, w };

@@ -252,23 +252,23 @@ static attn_cu_result fake_function_set(const attn_cu_function function, const i
     return ATTN_CU_SUCCESS;
 }
 
-static attn_cu_result fake_launch_kernel(const attn_cu_function function, const unsigned grid_x,
-                                         const unsigned grid_y, const unsigned grid_z,
-                                         const unsigned block_x, const unsigned block_y,
-                                         const unsigned block_z, const unsigned smem_bytes,
-                                         const attn_stream stream, void **const args,
+static attn_cu_result fake_launch_kernel(const struct attn_cu_launch_config *const config,
+                                         const attn_cu_function function, void **const args,
                                          void **const extra)
 {
     ENTER(launch);
-    if (!fake.current || !function->loaded || !library.loaded || extra || grid_x == 0 ||
-        block_x == 0 || block_x > 1024 || smem_bytes > (unsigned) function->smem_bytes)
+    if (!fake.current || !function->loaded || !library.loaded || extra || config->grid_x == 0 ||
+        config->block_x == 0 || config->block_x > 1024 ||
+        config->smem_bytes > (unsigned) function->smem_bytes || config->num_attributes != 1 ||
+        config->attributes->id != ATTN_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION ||
+        config->attributes->value.number != 1)
         return ATTN_CU_ERROR_INVALID_VALUE;
     struct fake_launch *const launch = &fake.launches[fake.num_launches++ % FAKE_MAX_LAUNCHES];
     *launch = (struct fake_launch){
-        .grid = { grid_x, grid_y, grid_z },
-        .block = { block_x, block_y, block_z },
-        .smem_bytes = smem_bytes,
-        .stream = stream,
+        .grid = { config->grid_x, config->grid_y, config->grid_z },
+        .block = { config->block_x, config->block_y, config->block_z },
+        .smem_bytes = config->smem_bytes,
+        .stream = config->stream,
         .context = fake.current,
     };
     memcpy(launch->kernel, function->kernel.name, sizeof(launch->kernel));
@@ -277,7 +277,7 @@ static attn_cu_result fake_launch_kernel(const attn_cu_function function, const 
         memcpy(&launch->read, args[0], sizeof(launch->read));
     else if (strncmp(launch->kernel, "decode_", 7) == 0)
         memcpy(&launch->args, args[0], sizeof(launch->args));
-    if (fake.run && fake.run(launch->kernel, grid_x, block_x, args[0]))
+    if (fake.run && fake.run(launch->kernel, config->grid_x, config->block_x, args[0]))
         return ATTN_CU_ERROR_LAUNCH_FAILED;
     return ATTN_CU_SUCCESS;
 }

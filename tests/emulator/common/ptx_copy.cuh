@@ -25,6 +25,18 @@ static inline void cp_async_16(uint32_t s_target, const void *g_source, uint32_t
     if (bytes) std::memcpy(emulator_shared + s_target, g_source, bytes);
 }
 
+static inline void let_next_grid_come()
+{
+}
+
+static inline void wait_for_grids_before()
+{
+}
+
+static inline void prefetch_line(const void *)
+{
+}
+
 static inline void prefetch_map(const void *)
 {
 }
