@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Paged decode: one new token of each sequence attends the sequence's keys through a block table.
+// Paged decode: the newest tokens of each sequence, one or a few, attend the sequence's keys through
+// a block table.
 //
 //   s_j = scale * k_scale * (q . k_j), then softcap, for every attended key j
 //   o   = v_scale * sum_j e^(s_j) v_j / (sum_j e^(s_j) + e^(sink))
@@ -7,6 +8,10 @@
 //
 // Attended are the keys max(0, len - window) .. len - 1; window 0 means all of them. The sink is
 // added once, whatever the window and however the keys were cut into pieces.
+//
+// With q_len > 1 the last q_len keys of a sequence are the draft keys of its query tokens: token i
+// stands at position p = len - q_len + i. It attends keys before len - q_len, and draft keys up to
+// p, its own included (a chain to verify), or those that tree_mask names (a tree of drafts).
 //
 // Numbers: scores and row sums in FP32 (the host executor: double), weights rounded to q's type
 // before they meet V (with E4M3 KV: to FP16), one division and one rounding at the end. With u =
@@ -30,6 +35,17 @@
 extern "C" {
 #endif
 
+// Query tokens of a sequence at most.
+#define ATTN_DECODE_MAX_Q_LEN 128
+
+// The first key that token i of q_len may attend under a window W > 0.
+enum attn_window_form {
+    // p - W + 1, as if its sequence ended with it.
+    ATTN_WINDOW_PER_TOKEN = 0,
+    // len - W: the same for all tokens.
+    ATTN_WINDOW_SHARED = 1,
+};
+
 struct attn_decode_params {
     // sizeof(struct attn_decode_params).
     uint32_t size;
@@ -37,7 +53,7 @@ struct attn_decode_params {
     enum attn_dtype q_dtype, kv_dtype;
     // Sequences; 0 is fine and enqueues nothing.
     int32_t batch;
-    // Query tokens a sequence: 1.
+    // Query tokens a sequence: 1 .. ATTN_DECODE_MAX_Q_LEN.
     int32_t q_len;
     // num_q_heads is a multiple of num_kv_heads; query head h reads KV head h / (num_q_heads /
     // num_kv_heads).
@@ -51,11 +67,11 @@ struct attn_decode_params {
     // Pages in k_pool and in v_pool: valid page ids are 0 .. num_pages - 1.
     int64_t num_pages;
 
-    // [batch, num_q_heads, head_dim], 16-byte aligned.
+    // [batch, q_len, num_q_heads, head_dim], 16-byte aligned.
     const void *q;
-    // Elements between two sequences of q, a multiple of 16 bytes. 0: num_q_heads * head_dim.
+    // Elements between two sequences of q, a multiple of 16 bytes. 0: q_len * q_token_stride.
     int64_t q_stride;
-    // [batch, num_q_heads, head_dim], dense, 16-byte aligned. Must not overlap an input.
+    // [batch, q_len, num_q_heads, head_dim], dense, 16-byte aligned. Must not overlap an input.
     void *o;
 
     // [num_pages, page_size, num_kv_heads, head_dim], 16-byte aligned. V may lie in the same pool
@@ -75,14 +91,14 @@ struct attn_decode_params {
 
     // [num_q_heads] FP32, natural-log units, not scaled; NULL: none. -inf is the same as none.
     const float *sinks;
-    // [batch, num_q_heads] FP32, natural log, sink included; NULL: not wanted.
+    // [batch, q_len, num_q_heads] FP32, natural log, sink included; NULL: not wanted.
     float *lse;
 
     // Multiplies q . k; usually 1 / sqrt(head_dim). Finite.
     float scale;
     // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, not negative.
     float softcap;
-    // Keys attended, the current one included. 0: all.
+    // Keys attended, the current one included. 0: all. See window_form.
     int32_t window;
     // Real K = k_scale * k_pool, real V = v_scale * v_pool. Finite.
     float k_scale, v_scale;
@@ -103,9 +119,44 @@ struct attn_decode_params {
     // One int32 in device memory, set to INT32_MAX by the caller; NULL: not wanted. Lowered to the
     // smallest index of a sequence whose length is below 0 or past its table, or with a page id
     // outside the pool among the attended keys. Such lengths are clamped; such keys count as
-    // absent.
+    // absent. A length in 1 .. q_len - 1 is reported, too: nothing is before its draft keys then, and
+    // token i is at position i.
     int32_t *fault;
+
+    // Elements between two query tokens of a sequence in q, a multiple of 16 bytes. 0: num_q_heads *
+    // head_dim. Of no meaning if q_len is 1.
+    int64_t q_token_stride;
+    // [batch, q_len, mask_words]: token i attends draft key j if bit j % 32 of word j / 32 of its row
+    // is set, and no other draft key, itself included. Bits at j >= q_len: anything. NULL: token i
+    // attends draft keys 0 .. i.
+    const int32_t *tree_mask;
+    // At least ceil(q_len / 32). Of no meaning without tree_mask.
+    int32_t mask_words;
+    // An enum attn_window_form. Of no meaning if q_len is 1 or window 0.
+    int32_t window_form;
+    // The table for v_pool, of the shape and stride of block_table; NULL: block_table.
+    const int32_t *v_block_table;
+    // Elements between two rows of the tables. 0: max_pages_per_seq.
+    int64_t table_stride;
+
+    // Skip-softmax, for q_len 1: NULL, or pairs (length, S) of int32 in device memory, lengths
+    // ascending. With S of the last pair whose length is at most len, S > 0, and lambda = S / len < 1,
+    // a block of ATTN_SKIP_KEYS keys (at absolute multiples of that) of a KV head is left out if for
+    // every query head of its group e^(largest score of the block - largest score so far) < lambda. "So
+    // far": over the attended keys of earlier blocks in the same run of ATTN_SKIP_SCOPE blocks, at
+    // absolute multiples of that. The first block of a run that has attended keys is never left out,
+    // nor one with a NaN score.
+    const int32_t *skip_table;
+    // int32 in skip_table, two for each pair.
+    int32_t skip_table_length;
+    // One int64 in device memory, raised by the number of blocks (of each KV head of each sequence)
+    // that were left out; NULL: not wanted.
+    int64_t *dropped_blocks;
 };
+
+// Keys of a block of skip-softmax, and blocks of a run of them.
+#define ATTN_SKIP_KEYS 128
+#define ATTN_SKIP_SCOPE 16
 
 // Everything 0 or NULL, except size, q_len 1, and the scales 1.
 #define ATTN_DECODE_PARAMS_INIT attn_decode_params_init()
@@ -136,6 +187,8 @@ struct attn_decode_shape {
     int32_t page_size, max_pages_per_seq;
     int32_t window;
     int32_t max_decode_seqs;
+    // 1 if calls may have a skip_table.
+    int32_t has_skip_table;
 };
 
 // The shape of a call, for the functions below.
@@ -156,6 +209,7 @@ static inline struct attn_decode_shape attn_decode_shape_of(
     shape.max_pages_per_seq = params->max_pages_per_seq;
     shape.window = params->window;
     shape.max_decode_seqs = params->max_decode_seqs;
+    shape.has_skip_table = params->skip_table ? 1 : 0;
     return shape;
 }
 
