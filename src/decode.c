@@ -4,6 +4,7 @@
 
 #include "decode_boxes.h"
 #include "decode_check.h"
+#include "decode_core.h"
 #include "device.h"
 #include "host/reference.h"
 #include "kernels/decode/decode_params.h"
@@ -248,6 +249,14 @@ static enum attn_status plan_launch(const struct attn_device *const device,
         attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
                                shape->num_q_heads, shape->batch, shape->max_decode_seqs);
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
+    if (shape->q_len > 1)
+        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                         "q_len is %d: decode takes 1 query token a sequence in this version",
+                         shape->q_len);
+    if (shape->has_skip_table)
+        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                         "there is a skip_table (has_skip_table is 1): decode has no skip-softmax "
+                         "in this version");
     launch->row = find_row(device->pack, shape);
     if (!launch->row) return fail_unsupported(device, shape);
     const enum attn_status status = check_policy(device, launch->row);
@@ -447,20 +456,15 @@ static enum attn_status launch_kernel(const struct attn_device *const device,
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
 
-enum attn_status attn_decode(struct attn_device *const device,
-                             const struct attn_decode_params *const params,
-                             const attn_stream stream)
+enum attn_status attn_decode_run_sized(struct attn_device *const device,
+                                       const struct attn_decode_params *const params,
+                                       const enum attn_decode_sizes sizes, const attn_stream stream)
 {
-    attn_error_clear();
-    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
-    ATTN_REQUIRE(device->log, device->log_user, params, "params is NULL");
-    struct attn_decode_params own;
+    (void) sizes;
+    struct attn_decode_params own = *params;
     struct launch launch;
-    enum attn_status status =
-        attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
-    if (status != ATTN_OK) return status;
     const struct attn_decode_shape shape = attn_decode_shape_of(&own);
-    status = attn_decode_check_shape(device, &shape);
+    enum attn_status status = attn_decode_check_shape(device, &shape);
     if (status == ATTN_OK) status = attn_decode_check_params(device, &own);
     if (status == ATTN_OK) status = plan_launch(device, &shape, &launch);
     if (status == ATTN_OK)
@@ -474,4 +478,18 @@ enum attn_status attn_decode(struct attn_device *const device,
     if (attn_reference_decode(&own) == 0) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                      "out of memory in the host executor");
+}
+
+enum attn_status attn_decode(struct attn_device *const device,
+                             const struct attn_decode_params *const params,
+                             const attn_stream stream)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
+    ATTN_REQUIRE(device->log, device->log_user, params, "params is NULL");
+    struct attn_decode_params own;
+    const enum attn_status status =
+        attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
+    if (status != ATTN_OK) return status;
+    return attn_decode_run_sized(device, &own, ATTN_DECODE_SIZES_OWN, stream);
 }

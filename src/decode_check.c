@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "decode_check.h"
 
+#include "buffers.h"
 #include "device.h"
 #include "status.h"
 
@@ -14,19 +15,6 @@
 
 // ATTN_REQUIRE with the log of `device`.
 #define REQUIRE(condition, ...) ATTN_REQUIRE(device->log, device->log_user, condition, __VA_ARGS__)
-
-// Sums and products of sizes, none of them negative; they saturate.
-static int64_t times(const int64_t a, const int64_t b)
-{
-    int64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
-
-static int64_t plus(const int64_t a, const int64_t b)
-{
-    int64_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
-}
 
 static enum attn_status check_types(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape)
@@ -64,7 +52,14 @@ enum attn_status attn_decode_check_shape(const struct attn_device *const device,
     if (status == ATTN_OK) status = check_heads(device, shape);
     if (status != ATTN_OK) return status;
     REQUIRE(shape->batch >= 0, "batch is %d: it may not be negative", shape->batch);
-    REQUIRE(shape->q_len >= 1, "q_len is %d: it has to be at least 1", shape->q_len);
+    REQUIRE(shape->q_len >= 1 && shape->q_len <= ATTN_DECODE_MAX_Q_LEN,
+            "q_len is %d: it has to be in 1..%d", shape->q_len, ATTN_DECODE_MAX_Q_LEN);
+    REQUIRE(shape->has_skip_table == 0 || shape->has_skip_table == 1,
+            "has_skip_table is %d: it has to be 0 or 1", shape->has_skip_table);
+    REQUIRE(!shape->has_skip_table || shape->q_len == 1,
+            "there is a skip_table (has_skip_table is 1), but q_len is %d: skip-softmax is for 1 "
+            "query token a sequence",
+            shape->q_len);
     REQUIRE(shape->page_size >= 1, "page_size is %d: it has to be at least 1", shape->page_size);
     REQUIRE(shape->max_pages_per_seq >= 1, "max_pages_per_seq is %d: it has to be at least 1",
             shape->max_pages_per_seq);
@@ -76,10 +71,6 @@ enum attn_status attn_decode_check_shape(const struct attn_device *const device,
         "max_decode_seqs is %d, batch %d: under the split-K policy legacy it has to be at least "
         "batch, as bits depend on it",
         shape->max_decode_seqs, shape->batch);
-    if (shape->q_len > 1)
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "q_len is %d: decode takes 1 query token a sequence in this version",
-                         shape->q_len);
     return ATTN_OK;
 }
 
@@ -101,11 +92,45 @@ static enum attn_status check_scalars(const struct attn_device *const device,
     return ATTN_OK;
 }
 
+static enum attn_status check_tokens(const struct attn_device *const device,
+                                     const struct attn_decode_params *const params)
+{
+    const int32_t words = (params->q_len - 1) / 32 + 1;
+    REQUIRE(!params->tree_mask || params->mask_words >= words,
+            "mask_words is %d: a row of tree_mask has a bit for each of %d draft keys, at least %d "
+            "words",
+            params->mask_words, params->q_len, words);
+    REQUIRE(params->window_form == ATTN_WINDOW_PER_TOKEN ||
+                params->window_form == ATTN_WINDOW_SHARED,
+            "window_form is %d: it has to be %d (per token) or %d (shared)", params->window_form,
+            ATTN_WINDOW_PER_TOKEN, ATTN_WINDOW_SHARED);
+    return ATTN_OK;
+}
+
+static enum attn_status check_tables(const struct attn_device *const device,
+                                     const struct attn_decode_params *const params)
+{
+    const int32_t length = params->skip_table_length;
+    REQUIRE(params->table_stride == 0 || params->table_stride >= params->max_pages_per_seq,
+            "table_stride is %lld elements, smaller than a row, which has max_pages_per_seq = %d",
+            (long long) params->table_stride, params->max_pages_per_seq);
+    REQUIRE(!params->skip_table || length >= 2,
+            "skip_table_length is %d: a skip_table has at least one pair, 2 int32", length);
+    REQUIRE(!params->skip_table || length % 2 == 0,
+            "skip_table_length is %d: it counts int32, two for each pair", length);
+    return ATTN_OK;
+}
+
 static void fill_strides(struct attn_decode_params *const params)
 {
     const int64_t token = (int64_t) params->num_kv_heads * params->head_dim;
-    const int64_t page = times(params->page_size, token);
-    if (params->q_stride == 0) params->q_stride = (int64_t) params->num_q_heads * params->head_dim;
+    const int64_t page = attn_size_times(params->page_size, token);
+    if (params->q_len == 1 || params->q_token_stride == 0)
+        params->q_token_stride = (int64_t) params->num_q_heads * params->head_dim;
+    if (params->q_stride == 0)
+        params->q_stride = attn_size_times(params->q_len, params->q_token_stride);
+    if (params->table_stride == 0) params->table_stride = params->max_pages_per_seq;
+    if (!params->v_block_table) params->v_block_table = params->block_table;
     if (!params->k_page_stride && !params->k_token_stride && !params->k_head_stride) {
         params->k_page_stride = page;
         params->k_token_stride = token;
@@ -129,6 +154,7 @@ static enum attn_status check_strides(const struct attn_device *const device,
         int64_t stride, least;
         size_t size;
     } strides[] = {
+        { "q_token_stride", params->q_token_stride, q_row, q_size },
         { "q_stride", params->q_stride, q_row, q_size },
         { "k_page_stride", params->k_page_stride, row, kv_size },
         { "k_token_stride", params->k_token_stride, row, kv_size },
@@ -151,101 +177,64 @@ static enum attn_status check_strides(const struct attn_device *const device,
     return ATTN_OK;
 }
 
-// A buffer of the call.
-struct buffer {
-    const char *name;
-    const void *start;
-    int64_t bytes;
-    size_t alignment;
-    bool required;
-    bool written;
-};
-
 static int64_t pool_bytes(const struct attn_decode_params *const params, const int64_t page,
                           const int64_t token, const int64_t head)
 {
-    int64_t elements = times(params->num_pages - 1, page);
-    elements = plus(elements, times(params->page_size - 1, token));
-    elements = plus(elements, times(params->num_kv_heads - 1, head));
-    elements = plus(elements, params->head_dim);
-    return times(elements, (int64_t) attn_dtype_size(params->kv_dtype));
+    int64_t elements = attn_size_times(params->num_pages - 1, page);
+    elements = attn_size_plus(elements, attn_size_times(params->page_size - 1, token));
+    elements = attn_size_plus(elements, attn_size_times(params->num_kv_heads - 1, head));
+    elements = attn_size_plus(elements, params->head_dim);
+    return attn_size_times(elements, (int64_t) attn_dtype_size(params->kv_dtype));
 }
 
-#define NUM_BUFFERS 12
+#define NUM_BUFFERS 16
 // Its index among them.
-#define COUNTERS 11
+#define COUNTERS 15
 
 static void list_buffers(const struct attn_decode_params *const params,
-                         struct buffer buffers[NUM_BUFFERS])
+                         struct attn_buffer buffers[NUM_BUFFERS])
 {
-    const int64_t batch = params->batch;
+    const int64_t batch = params->batch, tokens = attn_size_times(batch, params->q_len);
     const int64_t q_size = (int64_t) attn_dtype_size(params->q_dtype), word = 4;
     const int64_t q_row = (int64_t) params->num_q_heads * params->head_dim;
-    const int64_t q_bytes = times(plus(times(batch - 1, params->q_stride), q_row), q_size);
-    const int64_t o_bytes = times(times(batch, q_row), q_size);
+    const int64_t q_tokens =
+        attn_size_plus(attn_size_times(params->q_len - 1, params->q_token_stride), q_row);
+    const int64_t q_bytes =
+        attn_size_times(attn_size_plus(attn_size_times(batch - 1, params->q_stride), q_tokens),
+                        q_size);
+    const int64_t o_bytes = attn_size_times(attn_size_times(tokens, q_row), q_size);
     const int64_t k_bytes =
         pool_bytes(params, params->k_page_stride, params->k_token_stride, params->k_head_stride);
     const int64_t v_bytes =
         pool_bytes(params, params->v_page_stride, params->v_token_stride, params->v_head_stride);
-    const int64_t table_bytes = times(batch * params->max_pages_per_seq, word);
-    const int64_t lse_bytes = times(batch * params->num_q_heads, word);
+    const int64_t table_words =
+        attn_size_plus(attn_size_times(batch - 1, params->table_stride), params->max_pages_per_seq);
+    const int64_t table_bytes = attn_size_times(table_words, word);
+    const int64_t mask_bytes =
+        params->tree_mask ? attn_size_times(attn_size_times(tokens, params->mask_words), word) : 0;
+    const int64_t skip_bytes = params->skip_table ? params->skip_table_length * word : 0;
+    const int64_t lse_bytes = attn_size_times(attn_size_times(tokens, params->num_q_heads), word);
     const int64_t scales_bytes = params->num_kv_heads * word;
     const int64_t sinks_bytes = params->num_q_heads * word;
-    const struct buffer all[NUM_BUFFERS] = {
+    const struct attn_buffer all[NUM_BUFFERS] = {
         { "q", params->q, q_bytes, ROW_ALIGNMENT, true, false },
         { "o", params->o, o_bytes, ROW_ALIGNMENT, true, true },
         { "k_pool", params->k_pool, k_bytes, ROW_ALIGNMENT, true, false },
         { "v_pool", params->v_pool, v_bytes, ROW_ALIGNMENT, true, false },
         { "block_table", params->block_table, table_bytes, 4, true, false },
+        { "v_block_table", params->v_block_table, table_bytes, 4, true, false },
         { "seq_lens", params->seq_lens, batch * word, 4, true, false },
+        { "tree_mask", params->tree_mask, mask_bytes, 4, false, false },
+        { "skip_table", params->skip_table, skip_bytes, 4, false, false },
         { "sinks", params->sinks, sinks_bytes, 4, false, false },
         { "lse", params->lse, lse_bytes, 4, false, true },
         { "k_scales", params->k_scales, scales_bytes, 4, false, false },
         { "v_scales", params->v_scales, scales_bytes, 4, false, false },
         { "fault", params->fault, word, 4, false, true },
+        { "dropped_blocks", params->dropped_blocks, 2 * word, 8, false, true },
         { "counters", params->counters, 0, 4, false, true },
     };
     memcpy(buffers, all, sizeof(all));
-}
-
-static bool overlap(const struct buffer *const a, const struct buffer *const b)
-{
-    if (!a->start || !b->start || a->bytes == 0 || b->bytes == 0) return false;
-    const uintptr_t x = (uintptr_t) a->start, y = (uintptr_t) b->start;
-    return x < y ? y - x < (uint64_t) a->bytes : x - y < (uint64_t) b->bytes;
-}
-
-static enum attn_status check_overlap(const struct attn_device *const device,
-                                      const struct buffer *const buffers, const size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        for (size_t j = 0; buffers[i].written && j < count; j++)
-            REQUIRE(
-                i == j || !overlap(&buffers[i], &buffers[j]),
-                "%s (%p, %lld bytes) overlaps %s (%p, %lld bytes): what is written needs memory of "
-                "its own",
-                buffers[i].name, buffers[i].start, (long long) buffers[i].bytes, buffers[j].name,
-                buffers[j].start, (long long) buffers[j].bytes);
-    }
-    return ATTN_OK;
-}
-
-static enum attn_status check_buffers(const struct attn_device *const device,
-                                      const struct attn_decode_params *const params)
-{
-    struct buffer buffers[NUM_BUFFERS];
-    list_buffers(params, buffers);
-    for (size_t i = 0; i < NUM_BUFFERS; i++) {
-        const struct buffer *const buffer = &buffers[i];
-        REQUIRE(buffer->start || !buffer->required, "%s is NULL", buffer->name);
-        REQUIRE((uintptr_t) buffer->start % buffer->alignment == 0,
-                "%s is %p: it has to be aligned to %zu bytes", buffer->name, buffer->start,
-                buffer->alignment);
-        REQUIRE(buffer->bytes < INT64_MAX,
-                "%s would reach over more than 2^63 - 1 bytes: its sizes or strides are too large",
-                buffer->name);
-    }
-    return check_overlap(device, buffers, NUM_BUFFERS);
 }
 
 enum attn_status attn_decode_check_params(const struct attn_device *const device,
@@ -256,11 +245,16 @@ enum attn_status attn_decode_check_params(const struct attn_device *const device
     REQUIRE(params->num_pages >= 1 && params->num_pages <= INT32_MAX,
             "num_pages is %lld: it has to be in 1..%d, as page ids are int32",
             (long long) params->num_pages, INT32_MAX);
+    status = check_tokens(device, params);
+    if (status == ATTN_OK) status = check_tables(device, params);
+    if (status != ATTN_OK) return status;
     fill_strides(params);
     status = check_strides(device, params);
     // Nothing will be read or written: the pointers don't matter.
     if (status != ATTN_OK || params->batch == 0) return status;
-    return check_buffers(device, params);
+    struct attn_buffer buffers[NUM_BUFFERS];
+    list_buffers(params, buffers);
+    return attn_buffers_check(device, buffers, NUM_BUFFERS);
 }
 
 enum attn_status attn_decode_check_workspace(const struct attn_device *const device,
@@ -280,11 +274,12 @@ enum attn_status attn_decode_check_workspace(const struct attn_device *const dev
             params->workspace_bytes, needed);
     REQUIRE((uintptr_t) params->workspace <= UINTPTR_MAX - needed,
             "workspace is %p: there are no %zu bytes from there on", params->workspace, needed);
-    struct buffer buffers[NUM_BUFFERS + 1];
+    // Nothing will be read or written, and nothing has a size.
+    if (params->batch == 0) return ATTN_OK;
+    struct attn_buffer buffers[NUM_BUFFERS + 1];
     list_buffers(params, buffers);
     buffers[COUNTERS].bytes = (int64_t) num_counters * (int64_t) sizeof(*params->counters);
-    buffers[NUM_BUFFERS] = (struct buffer){
-        "workspace", params->workspace, (int64_t) needed, WORKSPACE_ALIGNMENT, true, true
-    };
-    return check_overlap(device, buffers, NUM_BUFFERS + 1);
+    buffers[NUM_BUFFERS] =
+        (struct attn_buffer){ "workspace", params->workspace, (int64_t) needed, 1, false, true };
+    return attn_buffers_check(device, buffers, NUM_BUFFERS + 1);
 }

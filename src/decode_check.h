@@ -5,12 +5,12 @@
 
 #include "attn/decode.h"
 
-// Every rule about the fields of a shape. ATTN_ERROR_INVALID, or ATTN_ERROR_UNSUPPORTED for q_len.
+// Every rule about the fields of a shape.
 enum attn_status attn_decode_check_shape(const struct attn_device *device,
                                          const struct attn_decode_shape *shape);
 
 // Every other rule but those of the workspace, for a shape that was checked. Replaces the strides
-// that are 0 by what they stand for.
+// that are 0, and a v_block_table that is NULL, by what they stand for.
 enum attn_status attn_decode_check_params(const struct attn_device *device,
                                           struct attn_decode_params *params);
 

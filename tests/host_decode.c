@@ -38,15 +38,12 @@ static void run(struct decode_data *data, struct attn_device *device)
 
 static double o_at(const struct decode_data *data, int32_t sequence, int32_t head, int32_t dim)
 {
-    const int64_t row = (int64_t) sequence * data->params.num_q_heads + head;
-    return attn_load(decode_result(data, DECODE_ZONE_O), row * data->params.head_dim + dim,
-                     data->params.q_dtype);
+    return decode_data_o(data, sequence, 0, head, dim);
 }
 
 static double lse_at(const struct decode_data *data, int32_t sequence, int32_t head)
 {
-    const float *const lse = decode_result(data, DECODE_ZONE_LSE);
-    return lse[(int64_t) sequence * data->params.num_q_heads + head];
+    return decode_data_lse(data, sequence, 0, head);
 }
 
 // ---- the second computation
@@ -70,24 +67,39 @@ static long double exact_score(const struct attn_decode_params *p, int64_t q, in
     return p->softcap > 0 ? p->softcap * tanhl(s / p->softcap) : s;
 }
 
+// By the words of decode.h, for lengths of q_len and more.
+static bool attends(const struct attn_decode_params *p, int32_t sequence, int32_t token,
+                    int32_t key)
+{
+    const int32_t len = p->seq_lens[sequence], position = len - p->q_len + token;
+    const int32_t last = p->window_form == ATTN_WINDOW_SHARED ? len - 1 : position;
+    if (p->window > 0 && key <= last - p->window) return false;
+    const int32_t draft = key - (len - p->q_len);
+    if (draft < 0 || !p->tree_mask) return key <= position;
+    const int64_t row = (int64_t) sequence * p->q_len + token;
+    return (p->tree_mask[row * p->mask_words + draft / 32] & (int32_t) (1u << draft % 32)) != 0;
+}
+
 // Backwards over the keys, each weighted against the sink or 0: these cases have scores that allow
 // it.
-static void compute(const struct attn_decode_params *p, int32_t sequence, int32_t head,
-                    struct exact *exact)
+static void compute(const struct attn_decode_params *p, int32_t sequence, int32_t token,
+                    int32_t head, struct exact *exact)
 {
     const int32_t kv_head = head / (p->num_q_heads / p->num_kv_heads), len = p->seq_lens[sequence];
     const long double v_scale = p->v_scales ? p->v_scales[kv_head] : p->v_scale;
-    const int64_t q = sequence * p->q_stride + (int64_t) head * p->head_dim;
+    const int64_t q =
+        sequence * p->q_stride + token * p->q_token_stride + (int64_t) head * p->head_dim;
+    const int32_t *const v_table = p->v_block_table ? p->v_block_table : p->block_table;
     long double sum = p->sinks ? expl(p->sinks[head]) : 0;
     memset(exact, 0, sizeof(*exact));
-    for (int32_t t = len - 1; t >= 0 && (p->window == 0 || t >= len - p->window); t--) {
-        const int64_t page =
-            p->block_table[(int64_t) sequence * p->max_pages_per_seq + t / p->page_size];
+    for (int32_t t = len - 1; t >= 0; t--) {
+        if (!attends(p, sequence, token, t)) continue;
+        const int64_t entry = sequence * p->table_stride + t / p->page_size;
         const int64_t slot = t % p->page_size;
-        const int64_t k =
-            page * p->k_page_stride + slot * p->k_token_stride + kv_head * p->k_head_stride;
-        const int64_t v =
-            page * p->v_page_stride + slot * p->v_token_stride + kv_head * p->v_head_stride;
+        const int64_t k = p->block_table[entry] * p->k_page_stride + slot * p->k_token_stride +
+                          kv_head * p->k_head_stride;
+        const int64_t v = v_table[entry] * p->v_page_stride + slot * p->v_token_stride +
+                          kv_head * p->v_head_stride;
         const long double weight = expl(exact_score(p, q, k, kv_head));
         sum += weight;
         for (int32_t d = 0; d < p->head_dim; d++) {
@@ -104,28 +116,33 @@ static void compute(const struct attn_decode_params *p, int32_t sequence, int32_
 }
 
 // u |exact| + 2^-20 A, FP16 + 2^-25: include/attn/decode.h.
-static void expect_exact(const struct decode_data *data)
+static void expect_row(const struct decode_data *data, int32_t b, int32_t token, int32_t h)
 {
     const struct attn_decode_params p = decode_data_params(data, data->image);
     const bool fp16 = p.q_dtype == ATTN_DTYPE_FP16;
-    char text[512];
+    struct exact exact;
+    char text[640];
     decode_case_text(&data->c, text, sizeof(text));
-    for (int32_t b = 0; b < p.batch; b++)
-        for (int32_t h = 0; h < p.num_q_heads; h++) {
-            struct exact exact;
-            compute(&p, b, h, &exact);
-            for (int32_t d = 0; d < p.head_dim; d++) {
-                const long double bound = (fp16 ? 0x1p-11L : 0x1p-8L) * fabsl(exact.o[d]) +
-                                          0x1p-20L * exact.weighted[d] + (fp16 ? 0x1p-25L : 0);
-                cr_assert(fabsl(o_at(data, b, h, d) - exact.o[d]) <= bound,
-                          "%s: o[%d][%d][%d] %g for %Lg", text, b, h, d, o_at(data, b, h, d),
-                          exact.o[d]);
-            }
-            const double lse = data->c.lse ? lse_at(data, b, h) : (double) exact.lse;
-            cr_assert(lse == (double) exact.lse ||
-                          fabsl(lse - exact.lse) <= 0x1p-23L * fabsl(exact.lse) + 0x1p-30L,
-                      "%s: lse[%d][%d] %g for %Lg", text, b, h, lse, exact.lse);
-        }
+    compute(&p, b, token, h, &exact);
+    for (int32_t d = 0; d < p.head_dim; d++) {
+        const double o = decode_data_o(data, b, token, h, d);
+        const long double bound = (fp16 ? 0x1p-11L : 0x1p-8L) * fabsl(exact.o[d]) +
+                                  0x1p-20L * exact.weighted[d] + (fp16 ? 0x1p-25L : 0);
+        cr_assert(fabsl(o - exact.o[d]) <= bound, "%s: o[%d][%d][%d][%d] %g for %Lg", text, b,
+                  token, h, d, o, exact.o[d]);
+    }
+    if (!data->c.lse) return;
+    const double lse = decode_data_lse(data, b, token, h);
+    cr_assert(lse == (double) exact.lse ||
+                  fabsl(lse - exact.lse) <= 0x1p-23L * fabsl(exact.lse) + 0x1p-30L,
+              "%s: lse[%d][%d][%d] %g for %Lg", text, b, token, h, lse, exact.lse);
+}
+
+static void expect_exact(const struct decode_data *data)
+{
+    for (int32_t b = 0; b < data->params.batch; b++)
+        for (int32_t token = 0; token < data->params.q_len; token++)
+            for (int32_t h = 0; h < data->params.num_q_heads; h++) expect_row(data, b, token, h);
 }
 
 static void expect_case(const struct decode_case *c, struct attn_device *device)
@@ -175,6 +192,38 @@ Test(decode, agrees_with_long_double)
             c.fill = t % 2 ? DECODE_FILL_PEAKED : DECODE_FILL_UNIFORM;
             c.poison = t % 2 ? 0xFF : 0x7F;
             c.seed = seed + i;
+            expect_case(&c, device);
+        }
+    attn_device_close(&device);
+}
+
+Test(decode, agrees_with_long_double_on_trees)
+{
+    struct attn_device *device = open_host();
+    // Lengths of q_len and more; rows of the mask have one word, or two.
+    static const int32_t q_lens[] = { 1, 7, 32, 35 }, lens[] = { 35, 36, 50, 130 };
+    for (int tree = 0; tree < NUM_DECODE_TREES; tree++)
+        for (size_t i = 0; i < COUNT(q_lens); i++) {
+            const struct decode_case c = {
+                .name = "tree",
+                .q_dtype = i % 2 ? ATTN_DTYPE_FP16 : ATTN_DTYPE_BF16,
+                .kv_dtype = i > 1 ? ATTN_DTYPE_E4M3 : ATTN_DTYPE_NONE,
+                .batch = (int32_t) COUNT(lens),
+                .given_lens = lens,
+                .num_q_heads = 6,
+                .num_kv_heads = 2,
+                .head_dim = 32,
+                .page_size = 16,
+                .window = tree % 2 ? 40 : 0,
+                .window_form = (enum attn_window_form)(i % 2),
+                .q_len = q_lens[i],
+                .tree = (enum decode_tree) tree,
+                .sinks = i % 2 == 1,
+                .lse = true,
+                .fused_q = i % 2 == 0,
+                .v_table = tree % 2 == 0,
+                .seed = random_seed(15),
+            };
             expect_case(&c, device);
         }
     attn_device_close(&device);

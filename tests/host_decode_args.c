@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define BATCH 2
+#define TOKENS 3
 #define Q_HEADS 4
 #define KV_HEADS 2
 #define DIM 64
@@ -20,12 +21,16 @@
 
 // A call that is right, for each test to break.
 static struct {
-    _Alignas(256) uint16_t q[BATCH * Q_HEADS * DIM + 8];
-    _Alignas(256) uint16_t o[BATCH * Q_HEADS * DIM + 8];
+    // Room for TOKENS query tokens; a right call has 1.
+    _Alignas(256) uint16_t q[BATCH * TOKENS * Q_HEADS * DIM + 8];
+    _Alignas(256) uint16_t o[BATCH * TOKENS * Q_HEADS * DIM + 8];
     _Alignas(256) uint16_t k[PAGES * PAGE * KV_HEADS * DIM + 8];
     _Alignas(256) uint16_t v[PAGES * PAGE * KV_HEADS * DIM + 8];
-    _Alignas(256) float sinks[Q_HEADS + 1], lse[BATCH * Q_HEADS + 1], scales[KV_HEADS + 1];
-    _Alignas(256) int32_t table[BATCH * TABLE + 1], lens[BATCH + 1], fault[2], counters[2];
+    _Alignas(256) float sinks[Q_HEADS + 1], lse[BATCH * TOKENS * Q_HEADS + 1], scales[KV_HEADS + 1];
+    _Alignas(256) int32_t table[BATCH * TABLE + 1], v_table[BATCH * TABLE + 1];
+    _Alignas(256) int32_t lens[BATCH + 1], fault[2], counters[2];
+    _Alignas(256) int32_t mask[BATCH * TOKENS + 1], skip[4];
+    _Alignas(256) int64_t dropped[2];
 } memory, before;
 
 static struct attn_device *device;
@@ -66,7 +71,7 @@ static void set_up(void)
     memset(&memory, 0, sizeof(memory));
     memset(memory.o, 0xEE, sizeof(memory.o));
     memset(memory.lse, 0xEE, sizeof(memory.lse));
-    for (int i = 0; i < BATCH * TABLE; i++) memory.table[i] = i;
+    for (int i = 0; i < BATCH * TABLE; i++) memory.table[i] = memory.v_table[i] = i;
     for (int i = 0; i < BATCH; i++) memory.lens[i] = PAGE + i;
     memory.fault[0] = INT32_MAX;
     memcpy(&before, &memory, sizeof(memory));
@@ -144,6 +149,7 @@ Test(decode_args, checks_sizes)
     REFUSED(batch, -1, "batch is -1");
     REFUSED(q_len, 0, "q_len is 0");
     REFUSED(q_len, INT32_MIN, "q_len is -2147483648");
+    REFUSED(q_len, ATTN_DECODE_MAX_Q_LEN + 1, "q_len is 129: it has to be in 1..128");
     REFUSED(num_q_heads, 0, "num_q_heads is 0");
     REFUSED(num_kv_heads, 0, "num_kv_heads is 0");
     REFUSED(num_kv_heads, -2, "num_kv_heads is -2");
@@ -159,8 +165,115 @@ Test(decode_args, checks_sizes)
     REFUSED(num_pages, -1, "num_pages is -1");
     REFUSED(num_pages, (int64_t) INT32_MAX + 1, "num_pages is 2147483648");
     REFUSED(window, -1, "window is -1");
-    params.q_len = 2;
-    expect_refused(ATTN_ERROR_UNSUPPORTED, "q_len is 2");
+    REFUSED(window_form, 2, "window_form is 2");
+    REFUSED(window_form, -1, "window_form is -1");
+}
+
+// A right call of more query tokens, with everything that it may have.
+static void set_tokens(void)
+{
+    params.q_len = TOKENS;
+    params.tree_mask = memory.mask;
+    params.mask_words = 1;
+    params.v_block_table = memory.v_table;
+    params.window = 2;
+    params.window_form = ATTN_WINDOW_SHARED;
+    params.dropped_blocks = memory.dropped;
+}
+
+#define REFUSED_TOKENS(field, value, part) \
+    do { \
+        set_tokens(); \
+        REFUSED(field, value, part); \
+    } while (0)
+
+Test(decode_args, takes_many_tokens)
+{
+    set_tokens();
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    // Everything of o and lse, and nothing behind it.
+    const size_t o = BATCH * TOKENS * Q_HEADS * DIM, lse = BATCH * TOKENS * Q_HEADS;
+    for (size_t i = 0; i < o; i++) cr_assert_eq(memory.o[i], 0, "element %zu", i);
+    cr_expect_eq(memory.o[o], before.o[o]);
+    for (size_t i = 0; i < lse; i++) cr_assert_neq(memcmp(&memory.lse[i], &before.lse[i], 4), 0);
+    cr_expect_eq(memcmp(&memory.lse[lse], &before.lse[lse], 4), 0);
+    cr_expect_eq(memory.fault[0], INT32_MAX);
+    params = right_params();
+    params.q_len = ATTN_DECODE_MAX_Q_LEN;
+    params.batch = 0;
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+}
+
+Test(decode_args, checks_what_many_tokens_have)
+{
+    REFUSED_TOKENS(mask_words, 0, "mask_words is 0: a row of tree_mask has a bit for each of 3");
+    REFUSED_TOKENS(mask_words, -1, "mask_words is -1");
+    params.tree_mask = memory.mask;
+    params.mask_words = 1;
+    REFUSED(q_len, 33,
+            "mask_words is 1: a row of tree_mask has a bit for each of 33 draft keys, at "
+            "least 2 words");
+    REFUSED_TOKENS(q_token_stride, -8, "q_token_stride is -8");
+    REFUSED_TOKENS(q_token_stride, Q_HEADS * DIM - 8, "q_token_stride is 248 elements, smaller");
+    REFUSED_TOKENS(q_token_stride, Q_HEADS * DIM + 4, "q_token_stride is 260");
+    REFUSED_TOKENS(q_token_stride, INT64_MAX / 32 * 8, "q would reach");
+    REFUSED_TOKENS(mask_words, INT32_MAX, "overlaps tree_mask");
+    REFUSED_TOKENS(tree_mask, (const void *) ((char *) memory.mask + 2), "tree_mask is 0x");
+    // Of no meaning, then.
+    params.q_token_stride = -5;
+    params.mask_words = -1;
+    params.skip_table_length = -3;
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+}
+
+Test(decode_args, checks_tables)
+{
+    REFUSED(table_stride, -1, "table_stride is -1");
+    REFUSED(table_stride, TABLE - 1,
+            "table_stride is 2 elements, smaller than a row, which has "
+            "max_pages_per_seq = 3");
+    REFUSED(table_stride, INT64_MAX, "block_table would reach");
+    REFUSED(v_block_table, (const void *) ((char *) memory.table + 1), "v_block_table is 0x");
+    params.v_block_table = (const int32_t *) memory.lse;
+    expect_refused(ATTN_ERROR_INVALID, "overlaps v_block_table");
+    // The last row ends with its columns: the stride reaches no further.
+    params.lse = (float *) &memory.table[BATCH * TABLE];
+    params.batch = 1;
+    params.table_stride = 1 << 20;
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+}
+
+static void set_skip(void)
+{
+    params.skip_table = memory.skip;
+    params.skip_table_length = 4;
+    params.dropped_blocks = memory.dropped;
+}
+
+#define REFUSED_SKIP(field, value, part) \
+    do { \
+        set_skip(); \
+        REFUSED(field, value, part); \
+    } while (0)
+
+Test(decode_args, checks_skip_softmax)
+{
+    REFUSED_SKIP(skip_table_length, 0,
+                 "skip_table_length is 0: a skip_table has at least one pair");
+    REFUSED_SKIP(skip_table_length, -2, "skip_table_length is -2");
+    REFUSED_SKIP(skip_table_length, 1, "skip_table_length is 1");
+    REFUSED_SKIP(skip_table_length, 3,
+                 "skip_table_length is 3: it counts int32, two for each pair");
+    REFUSED_SKIP(q_len, 2, "there is a skip_table (has_skip_table is 1), but q_len is 2");
+    REFUSED_SKIP(skip_table, (const void *) ((char *) memory.skip + 2), "skip_table is 0x");
+    REFUSED_SKIP(dropped_blocks, (void *) ((char *) memory.dropped + 4), "dropped_blocks is 0x");
+    REFUSED_SKIP(skip_table, (const int32_t *) memory.o, "overlaps skip_table");
+    REFUSED_SKIP(dropped_blocks, (int64_t *) memory.table, "dropped_blocks (0x");
+    REFUSED_SKIP(dropped_blocks, (int64_t *) memory.skip, "overlaps skip_table");
+    REFUSED(dropped_blocks, (int64_t *) memory.lse, "overlaps dropped_blocks");
+    set_skip();
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(memory.dropped[0], 0);
 }
 
 Test(decode_args, checks_scalars)
@@ -267,6 +380,27 @@ Test(decode_args, refuses_output_over_input)
     cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
 }
 
+// What is written, and one token more of it.
+Test(decode_args, keeps_outputs_of_many_tokens_apart)
+{
+    const size_t o = BATCH * TOKENS * Q_HEADS * DIM;
+    set_tokens();
+    params.lse = (float *) (memory.o + o - DIM);
+    expect_refused(ATTN_ERROR_INVALID, "overlaps lse");
+    set_tokens();
+    params.o = memory.q + o - 8;
+    expect_refused(ATTN_ERROR_INVALID, "overlaps q");
+    set_tokens();
+    params.tree_mask = (const int32_t *) (memory.lse + BATCH * TOKENS * Q_HEADS - 1);
+    expect_refused(ATTN_ERROR_INVALID, "overlaps tree_mask");
+    set_tokens();
+    params.fault = memory.mask + BATCH * TOKENS - 1;
+    expect_refused(ATTN_ERROR_INVALID, "overlaps tree_mask");
+    set_tokens();
+    params.fault = memory.mask + BATCH * TOKENS;
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+}
+
 Test(decode_args, enqueues_nothing_for_an_empty_batch)
 {
     params.batch = 0;
@@ -276,6 +410,13 @@ Test(decode_args, enqueues_nothing_for_an_empty_batch)
     params.lse = NULL;
     cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
     cr_expect_eq(memcmp(&memory, &before, sizeof(memory)), 0);
+    // Strides reach nowhere.
+    params = right_params();
+    params.batch = 0;
+    params.q_stride = params.table_stride = 4096;
+    params.fault = (int32_t *) memory.q;
+    params.block_table = (int32_t *) memory.k;
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
 }
 
 Test(decode_args, needs_max_decode_seqs_under_legacy_only)
@@ -295,7 +436,7 @@ Test(decode_args, gives_equal_bits_under_every_policy)
     memcpy(&before, &memory, sizeof(memory));
     params.max_decode_seqs = 9;
     for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
-        memset(memory.o, 0, sizeof(memory.o) - 16);
+        memset(memory.o, 0, BATCH * Q_HEADS * DIM * sizeof(*memory.o));
         open_device(policies[i]);
         cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
         cr_expect_eq(memcmp(&memory, &before, sizeof(memory)), 0, "%s", policies[i]);
@@ -369,6 +510,15 @@ Test(decode_args, checks_shapes)
     cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_ERROR_INVALID);
     cr_expect_null(plan.kernel);
     shape = right_shape();
+    shape.has_skip_table = 2;
+    cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_ERROR_INVALID);
+    cr_expect(strstr(attn_last_error(), "has_skip_table is 2"));
+    shape.has_skip_table = 1;
+    cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK);
+    shape.q_len = 2;
+    cr_expect_eq(attn_decode_plan(device, &shape, &plan), ATTN_ERROR_INVALID);
+    cr_expect(strstr(attn_last_error(), "q_len is 2: skip-softmax"));
+    shape = right_shape();
     cr_expect_eq(attn_decode_plan(device, &shape, NULL), ATTN_ERROR_INVALID);
     cr_expect_eq(attn_decode_plan(device, NULL, &plan), ATTN_ERROR_INVALID);
     cr_expect_eq(attn_decode_plan(NULL, &shape, &plan), ATTN_ERROR_INVALID);
@@ -395,45 +545,30 @@ struct extent {
 };
 
 static const struct extent params_fields[] = {
-    AT(size),
-    AT(q_dtype),
-    AT(kv_dtype),
-    AT(batch),
-    AT(q_len),
-    AT(num_q_heads),
-    AT(num_kv_heads),
-    AT(head_dim),
-    AT(page_size),
-    AT(max_pages_per_seq),
-    AT(num_pages),
-    AT(q),
-    AT(q_stride),
-    AT(o),
-    AT(k_pool),
-    AT(v_pool),
-    AT(k_page_stride),
-    AT(k_token_stride),
-    AT(k_head_stride),
-    AT(v_page_stride),
-    AT(v_token_stride),
-    AT(v_head_stride),
-    AT(block_table),
-    AT(seq_lens),
-    AT(sinks),
-    AT(lse),
-    AT(scale),
-    AT(softcap),
-    AT(window),
-    AT(k_scale),
-    AT(v_scale),
-    AT(k_scales),
-    AT(v_scales),
-    AT(max_decode_seqs),
-    AT(workspace),
-    AT(workspace_bytes),
-    AT(counters),
-    AT(fault),
-    { sizeof(struct attn_decode_params), 0 },
+    AT(size),           AT(q_dtype),
+    AT(kv_dtype),       AT(batch),
+    AT(q_len),          AT(num_q_heads),
+    AT(num_kv_heads),   AT(head_dim),
+    AT(page_size),      AT(max_pages_per_seq),
+    AT(num_pages),      AT(q),
+    AT(q_stride),       AT(o),
+    AT(k_pool),         AT(v_pool),
+    AT(k_page_stride),  AT(k_token_stride),
+    AT(k_head_stride),  AT(v_page_stride),
+    AT(v_token_stride), AT(v_head_stride),
+    AT(block_table),    AT(seq_lens),
+    AT(sinks),          AT(lse),
+    AT(scale),          AT(softcap),
+    AT(window),         AT(k_scale),
+    AT(v_scale),        AT(k_scales),
+    AT(v_scales),       AT(max_decode_seqs),
+    AT(workspace),      AT(workspace_bytes),
+    AT(counters),       AT(fault),
+    AT(q_token_stride), AT(tree_mask),
+    AT(mask_words),     AT(window_form),
+    AT(v_block_table),  AT(table_stride),
+    AT(skip_table),     AT(skip_table_length),
+    AT(dropped_blocks), { sizeof(struct attn_decode_params), 0 },
 };
 
 // Nothing but padding lies between one field and the next.
@@ -475,7 +610,7 @@ Test(decode_args, takes_params_of_every_older_size)
         served += status == ATTN_OK;
     }
     // All from those that end with seq_lens on.
-    cr_expect_eq(served, 15);
+    cr_expect_eq(served, 24);
 }
 
 Test(decode_args, takes_shapes_and_plans_of_every_older_size)
@@ -492,6 +627,7 @@ Test(decode_args, takes_shapes_and_plans_of_every_older_size)
         offsetof(struct attn_decode_shape, max_pages_per_seq),
         offsetof(struct attn_decode_shape, window),
         offsetof(struct attn_decode_shape, max_decode_seqs),
+        offsetof(struct attn_decode_shape, has_skip_table),
     };
     static const uint32_t plans[] = {
         offsetof(struct attn_decode_plan, kernel),

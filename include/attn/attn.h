@@ -5,6 +5,7 @@
 
 #include "bench.h"
 #include "common.h"
+#include "ctm.h"
 #include "decode.h"
 #include "device.h"
 #include "log.h"

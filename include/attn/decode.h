@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Paged decode: the newest tokens of each sequence, one or a few, attend the sequence's keys through
-// a block table.
+// Paged decode: the newest tokens of each sequence, one or a few, attend the sequence's keys
+// through a block table.
 //
 //   s_j = scale * k_scale * (q . k_j), then softcap, for every attended key j
 //   o   = v_scale * sum_j e^(s_j) v_j / (sum_j e^(s_j) + e^(sink))
@@ -10,8 +10,10 @@
 // added once, whatever the window and however the keys were cut into pieces.
 //
 // With q_len > 1 the last q_len keys of a sequence are the draft keys of its query tokens: token i
-// stands at position p = len - q_len + i. It attends keys before len - q_len, and draft keys up to
-// p, its own included (a chain to verify), or those that tree_mask names (a tree of drafts).
+// stands at position p = len - q_len + i. It attends the keys before len - q_len, and draft keys up
+// to p, its own included (a chain to verify), or those that tree_mask names (a tree of drafts). The
+// window cuts off both; where it begins for each token is window_form. Tokens that attend nothing
+// are like those of a sequence of length 0.
 //
 // Numbers: scores and row sums in FP32 (the host executor: double), weights rounded to q's type
 // before they meet V (with E4M3 KV: to FP16), one division and one rounding at the end. With u =
@@ -22,9 +24,10 @@
 // 2^-39 B: what weights lose where FP16 has no smaller number. The host executor meets u |exact| +
 // 2^-20 A.
 //
-// NaN and infinity in an attended key or value, or in q, reach the output; those in other keys
-// never do. A score of -inf weighs 0. A sequence of length 0 gives o = 0 and lse = the sink, or
-// -inf without one.
+// NaN and infinity in an attended key or value, or in q, reach the output; those in keys that no
+// query token of the sequence attends never do. Where one token attends a key and another does not,
+// NaN and infinity in it may come out as NaN for both. A score of -inf weighs 0. A sequence of
+// length 0 gives o = 0 and lse = the sink, or -inf without one.
 #ifndef ATTN_DECODE_H
 #define ATTN_DECODE_H
 
@@ -82,11 +85,12 @@ struct attn_decode_params {
     int64_t k_page_stride, k_token_stride, k_head_stride;
     int64_t v_page_stride, v_token_stride, v_head_stride;
 
-    // [batch, max_pages_per_seq]: the page of token t of sequence b is block_table[b][t /
-    // page_size]. Entries wholly left of the window, and at or past ceil(len / page_size), may hold
-    // anything.
+    // [batch, max_pages_per_seq], rows table_stride apart: the page of key t of sequence b is
+    // block_table[b][t / page_size]. Entries of pages in which no query token attends a key (wholly
+    // left of the window, at or past ceil(len / page_size), draft keys that no row of tree_mask
+    // names) may hold anything.
     const int32_t *block_table;
-    // [batch]: keys of each sequence, the current token included. 0: padding.
+    // [batch]: keys of each sequence, its query tokens included. 0: padding.
     const int32_t *seq_lens;
 
     // [num_q_heads] FP32, natural-log units, not scaled; NULL: none. -inf is the same as none.
@@ -98,7 +102,7 @@ struct attn_decode_params {
     float scale;
     // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, not negative.
     float softcap;
-    // Keys attended, the current one included. 0: all. See window_form.
+    // Keys attended, the current one included. 0: all. Not negative. See window_form.
     int32_t window;
     // Real K = k_scale * k_pool, real V = v_scale * v_pool. Finite.
     float k_scale, v_scale;
@@ -118,39 +122,41 @@ struct attn_decode_params {
 
     // One int32 in device memory, set to INT32_MAX by the caller; NULL: not wanted. Lowered to the
     // smallest index of a sequence whose length is below 0 or past its table, or with a page id
-    // outside the pool among the attended keys. Such lengths are clamped; such keys count as
-    // absent. A length in 1 .. q_len - 1 is reported, too: nothing is before its draft keys then, and
-    // token i is at position i.
+    // outside the pool, of K or of V, for a key that one of its query tokens attends. Such lengths
+    // are clamped; such keys count as absent, as key and as value. A length in 1 .. q_len - 1 is
+    // reported, too: nothing is before its draft keys then, and token i is at position i.
     int32_t *fault;
 
-    // Elements between two query tokens of a sequence in q, a multiple of 16 bytes. 0: num_q_heads *
-    // head_dim. Of no meaning if q_len is 1.
+    // Elements between two query tokens of a sequence in q, a multiple of 16 bytes. 0: num_q_heads
+    // * head_dim. Of no meaning if q_len is 1.
     int64_t q_token_stride;
-    // [batch, q_len, mask_words]: token i attends draft key j if bit j % 32 of word j / 32 of its row
-    // is set, and no other draft key, itself included. Bits at j >= q_len: anything. NULL: token i
-    // attends draft keys 0 .. i.
+    // [batch, q_len, mask_words]: token i attends draft key j if bit j % 32 of word j / 32 of its
+    // row is set, and no other draft key: not those before it, nor its own. Bits at j >= q_len:
+    // anything. NULL: token i attends draft keys 0 .. i. Counts if q_len is 1, too.
     const int32_t *tree_mask;
-    // At least ceil(q_len / 32). Of no meaning without tree_mask.
+    // Words of a row of tree_mask: at least ceil(q_len / 32). Of no meaning without tree_mask.
     int32_t mask_words;
-    // An enum attn_window_form. Of no meaning if q_len is 1 or window 0.
+    // An enum attn_window_form. Without effect if q_len is 1 or window 0.
     int32_t window_form;
     // The table for v_pool, of the shape and stride of block_table; NULL: block_table.
     const int32_t *v_block_table;
-    // Elements between two rows of the tables. 0: max_pages_per_seq.
+    // Elements between two rows of a table, at least max_pages_per_seq. 0: max_pages_per_seq.
     int64_t table_stride;
 
     // Skip-softmax, for q_len 1: NULL, or pairs (length, S) of int32 in device memory, lengths
-    // ascending. With S of the last pair whose length is at most len, S > 0, and lambda = S / len < 1,
-    // a block of ATTN_SKIP_KEYS keys (at absolute multiples of that) of a KV head is left out if for
-    // every query head of its group e^(largest score of the block - largest score so far) < lambda. "So
-    // far": over the attended keys of earlier blocks in the same run of ATTN_SKIP_SCOPE blocks, at
-    // absolute multiples of that. The first block of a run that has attended keys is never left out,
-    // nor one with a NaN score.
+    // ascending. Let S be that of the last pair whose length is at most len; where there is none,
+    // S <= 0 or S >= len, nothing is left out. Keys are taken in blocks of ATTN_SKIP_KEYS, and
+    // those in runs of ATTN_SKIP_SCOPE, both at absolute multiples. A block of a KV head is left
+    // out of o and lse if for every query head of its group
+    //   e^(largest score of the block - largest score of the run before the block) < S / len.
+    // Scores are those of attended keys, those of blocks left out included, and a NaN is larger
+    // than all; sinks don't count. So the first block of a run that has attended keys is never left
+    // out, nor one with a NaN score, nor one after that in its run. Kernels compare in FP32.
     const int32_t *skip_table;
-    // int32 in skip_table, two for each pair.
+    // int32 in skip_table, two for each pair; at least 2. Of no meaning without skip_table.
     int32_t skip_table_length;
-    // One int64 in device memory, raised by the number of blocks (of each KV head of each sequence)
-    // that were left out; NULL: not wanted.
+    // One int64 in device memory, 8-byte aligned, raised by the number of blocks with attended keys
+    // (of each KV head of each sequence) that were left out; NULL: not wanted.
     int64_t *dropped_blocks;
 };
 
@@ -187,7 +193,7 @@ struct attn_decode_shape {
     int32_t page_size, max_pages_per_seq;
     int32_t window;
     int32_t max_decode_seqs;
-    // 1 if calls may have a skip_table.
+    // 1 if calls may have a skip_table, for which q_len is 1; else 0.
     int32_t has_skip_table;
 };
 

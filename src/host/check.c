@@ -4,6 +4,7 @@
 #include "host/math.h"
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define INFINITE (__builtin_inf())
@@ -20,6 +21,27 @@ enum {
 struct limits {
     double unit, smallest, weight;
     bool kernel;
+};
+
+// Which row: of o it is row (sequence * q_len + token) * num_q_heads + head.
+struct place {
+    int32_t sequence, token, head;
+};
+
+// What is compared with what.
+struct comparison {
+    const struct attn_decode_params *params;
+    const void *o;
+    const float *lse;
+    // Instead of the definition; NULL: the definition.
+    const double *expected_o, *expected_lse;
+};
+
+// Of one query head: in which elements of o, and whether in lse, the NaN or infinity that one query
+// token attends may come out as NaN for the others.
+struct leak {
+    bool is_known;
+    bool o[MAX_HEAD_DIM], lse;
 };
 
 // Sums for the relative RMS, and the worst so far.
@@ -81,27 +103,28 @@ static bool is_placed(const struct limits *limits, double value, double exact, d
     return value == value && (value > 0) == (exact > 0) && __builtin_fabs(exact) + bound >= largest;
 }
 
-static void note_worst(struct tally *tally, int32_t sequence, int32_t head, int32_t dim,
-                       double value, double exact)
+static void note_worst(struct tally *tally, const struct place *place, int32_t dim, double value,
+                       double exact)
 {
     struct attn_check *const check = tally->check;
-    check->worst_sequence = sequence;
-    check->worst_head = head;
+    check->worst_sequence = place->sequence;
+    check->worst_token = place->token;
+    check->worst_head = place->head;
     check->worst_dim = dim;
     check->worst_value = value;
     check->worst_exact = exact;
 }
 
 static void compare_o(struct tally *tally, const struct limits *limits,
-                      const struct attn_reference_row *row, int32_t sequence, int32_t head,
-                      int32_t dim, double value, double exact)
+                      const struct attn_reference_row *row, const struct place *place, int32_t dim,
+                      double value, double exact)
 {
     struct attn_check *const check = tally->check;
     const double bound = bound_o(limits, row, dim, exact);
     check->compared++;
     if (!is_placed(limits, value, exact, bound)) {
         check->failed++;
-        if (!tally->has_misplaced) note_worst(tally, sequence, head, dim, value, exact);
+        if (!tally->has_misplaced) note_worst(tally, place, dim, value, exact);
         tally->has_misplaced = true;
         return;
     }
@@ -113,7 +136,7 @@ static void compare_o(struct tally *tally, const struct limits *limits,
     if (error > check->max_error) check->max_error = error;
     if (!(ratio <= check->max_ratio)) {
         check->max_ratio = ratio;
-        if (!tally->has_misplaced) note_worst(tally, sequence, head, dim, value, exact);
+        if (!tally->has_misplaced) note_worst(tally, place, dim, value, exact);
     }
     tally->error_squares += error * error;
     tally->exact_squares += exact * exact;
@@ -140,32 +163,95 @@ static double root(double x)
     return x > 0 ? attn_exp(0.5 * attn_log(x)) : 0;
 }
 
+static void find_leak(struct leak *leak, const struct attn_decode_params *params,
+                      const struct place *place)
+{
+    double o[MAX_HEAD_DIM];
+    struct attn_reference_row row = { .o = o };
+    memset(leak, 0, sizeof(*leak));
+    leak->is_known = true;
+    for (int32_t token = 0; token < params->q_len; token++) {
+        attn_reference_decode_row(params, place->sequence, token, place->head, NULL, &row);
+        for (int32_t d = 0; d < params->head_dim; d++) leak->o[d] |= !is_finite(o[d]);
+        leak->lse |= !(row.lse < INFINITE);
+    }
+}
+
+// True for a kernel's NaN that may come from what another query token attends. That of `leak` is
+// found out when it is asked for: all tokens of the head have to be looked at.
+static bool is_leaked(const struct limits *limits, struct leak *leak, const bool *which,
+                      const struct attn_decode_params *params, const struct place *place,
+                      double value, double exact)
+{
+    if (!limits->kernel || params->q_len == 1 || value == value || exact != exact) return false;
+    if (!leak->is_known) find_leak(leak, params, place);
+    return *which;
+}
+
+static void compare_row(struct tally *tally, const struct limits *limits,
+                        const struct comparison *comparison, const struct place *place,
+                        const uint8_t *dropped, struct leak *leak)
+{
+    const struct attn_decode_params *const p = comparison->params;
+    double exact_o[MAX_HEAD_DIM], weighted[MAX_HEAD_DIM], plain[MAX_HEAD_DIM];
+    struct attn_reference_row row = { .o = exact_o, .weighted_abs = weighted, .plain_abs = plain };
+    const int64_t index =
+        ((int64_t) place->sequence * p->q_len + place->token) * p->num_q_heads + place->head;
+    const int64_t first = index * p->head_dim;
+    attn_reference_decode_row(p, place->sequence, place->token, place->head, dropped, &row);
+    for (int32_t d = 0; d < p->head_dim; d++) {
+        const double value = attn_load(comparison->o, first + d, p->q_dtype);
+        const double exact =
+            comparison->expected_o ? comparison->expected_o[first + d] : exact_o[d];
+        const bool leaked = is_leaked(limits, leak, &leak->o[d], p, place, value, exact);
+        compare_o(tally, limits, &row, place, d, leaked ? exact : value, exact);
+    }
+    if (!comparison->lse) return;
+    const double value = comparison->lse[index];
+    const double exact = comparison->expected_lse ? comparison->expected_lse[index] : row.lse;
+    const bool leaked = is_leaked(limits, leak, &leak->lse, p, place, value, exact);
+    compare_lse(tally->check, limits, &row, leaked ? exact : value, exact);
+}
+
+// All query tokens of one KV head of one sequence.
+static int compare_head(struct tally *tally, const struct limits *limits,
+                        const struct comparison *comparison, int32_t sequence, int32_t kv_head)
+{
+    const struct attn_decode_params *const p = comparison->params;
+    const int32_t ratio = p->num_q_heads / p->num_kv_heads;
+    uint8_t *dropped;
+    int64_t count;
+    if (attn_reference_find_dropped(p, sequence, kv_head, &dropped, &count)) return -1;
+    for (int32_t h = kv_head * ratio; h < (kv_head + 1) * ratio; h++) {
+        struct leak leak = { .is_known = false };
+        for (int32_t token = 0; token < p->q_len; token++) {
+            const struct place place = { sequence, token, h };
+            compare_row(tally, limits, comparison, &place, dropped, &leak);
+        }
+    }
+    free(dropped);
+    return 0;
+}
+
+static void finish_tally(struct tally *tally)
+{
+    if (tally->exact_squares > 0)
+        tally->check->relative_rms = root(tally->error_squares / tally->exact_squares);
+}
+
 int attn_check_decode_expected(const struct attn_decode_params *params, const void *o,
                                const float *lse, const double *expected_o,
                                const double *expected_lse, enum attn_check_bound bound,
                                struct attn_check *check)
 {
-    double exact_o[MAX_HEAD_DIM], weighted[MAX_HEAD_DIM], plain[MAX_HEAD_DIM];
-    struct attn_reference_row row = { .o = exact_o, .weighted_abs = weighted, .plain_abs = plain };
+    const struct comparison comparison = { params, o, lse, expected_o, expected_lse };
     const struct limits limits = find_limits(params->q_dtype, params->kv_dtype, bound);
     struct tally tally = { .check = check };
-
     memset(check, 0, sizeof(*check));
     for (int32_t sequence = 0; sequence < params->batch; sequence++)
-        for (int32_t head = 0; head < params->num_q_heads; head++) {
-            const int64_t index = (int64_t) sequence * params->num_q_heads + head;
-            const int64_t first = index * params->head_dim;
-            attn_reference_decode_row(params, sequence, head, &row);
-            for (int32_t d = 0; d < params->head_dim; d++)
-                compare_o(&tally, &limits, &row, sequence, head, d,
-                          attn_load(o, first + d, params->q_dtype),
-                          expected_o ? expected_o[first + d] : exact_o[d]);
-            if (lse)
-                compare_lse(check, &limits, &row, lse[index],
-                            expected_lse ? expected_lse[index] : row.lse);
-        }
-    if (tally.exact_squares > 0)
-        check->relative_rms = root(tally.error_squares / tally.exact_squares);
+        for (int32_t kv_head = 0; kv_head < params->num_kv_heads; kv_head++)
+            if (compare_head(&tally, &limits, &comparison, sequence, kv_head)) return -1;
+    finish_tally(&tally);
     return 0;
 }
 
@@ -173,4 +259,17 @@ int attn_check_decode(const struct attn_decode_params *params, const void *o, co
                       enum attn_check_bound bound, struct attn_check *check)
 {
     return attn_check_decode_expected(params, o, lse, NULL, NULL, bound, check);
+}
+
+int attn_check_decode_head(const struct attn_decode_params *params, int32_t sequence,
+                           int32_t kv_head, const void *o, const float *lse,
+                           enum attn_check_bound bound, struct attn_check *check)
+{
+    const struct comparison comparison = { params, o, lse, NULL, NULL };
+    const struct limits limits = find_limits(params->q_dtype, params->kv_dtype, bound);
+    struct tally tally = { .check = check };
+    memset(check, 0, sizeof(*check));
+    if (compare_head(&tally, &limits, &comparison, sequence, kv_head)) return -1;
+    finish_tally(&tally);
+    return 0;
 }

@@ -13,7 +13,7 @@ struct attn_check {
     // finite.
     double max_error, max_ratio, relative_rms;
     // Of the element with the largest ratio (or the first with a misplaced NaN / infinity).
-    int32_t worst_sequence, worst_head, worst_dim;
+    int32_t worst_sequence, worst_token, worst_head, worst_dim;
     double worst_value, worst_exact;
     // The same for lse; compared only where the call has one.
     double lse_max_error, lse_max_ratio;
@@ -21,15 +21,16 @@ struct attn_check {
 };
 
 enum attn_check_bound {
-    // A kernel: FP32 scores and sums, P and o rounded to q's type.
+    // A kernel: FP32 scores and sums, P and o rounded to q's type; and with q_len > 1 the NaN that
+    // one query token's keys may hand to the others.
     ATTN_CHECK_KERNEL = 1,
     // The host executor: u |exact| + 2^-20 A.
     ATTN_CHECK_HOST = 2,
 };
 
-// Compares `o` ([batch, num_q_heads, head_dim] of q_dtype, host memory) and `lse` (may be NULL)
-// with the definition of `params` (host pointers, checked, strides filled in; its o and lse are not
-// read). Returns 0, or -1 if memory ran out.
+// Compares `o` ([batch, q_len, num_q_heads, head_dim] of q_dtype, host memory) and `lse` (may be
+// NULL) with the definition of `params` (as attn_reference_decode_row wants them; its o and lse are
+// not read). Returns 0, or -1 if memory ran out.
 int attn_check_decode(const struct attn_decode_params *params, const void *o, const float *lse,
                       enum attn_check_bound bound, struct attn_check *check);
 
@@ -39,5 +40,11 @@ int attn_check_decode_expected(const struct attn_decode_params *params, const vo
                                const float *lse, const double *expected_o,
                                const double *expected_lse, enum attn_check_bound bound,
                                struct attn_check *check);
+
+// As attn_check_decode, for what one KV head of one sequence gives; `o` and `lse` are the whole
+// call's.
+int attn_check_decode_head(const struct attn_decode_params *params, int32_t sequence,
+                           int32_t kv_head, const void *o, const float *lse,
+                           enum attn_check_bound bound, struct attn_check *check);
 
 #endif

@@ -6,7 +6,8 @@
 
 #include "attn/decode.h"
 
-// What one (sequence, query head) gives. All but lse and max_score have head_dim values.
+// What one (sequence, query token, query head) gives. All but lse, score_size and fault have
+// head_dim values.
 struct attn_reference_row {
     double *o;
     // sum_j p_j |v_j|: A of the error bound.
@@ -16,17 +17,26 @@ struct attn_reference_row {
     double lse;
     // Largest scale * k_scale * sum_d |q_d k_d| over the attended keys: S of the bound.
     double score_size;
-    // 1 if the sequence was faulty (see attn_decode_params.fault).
+    // 1 if the row found a fault (see attn_decode_params.fault).
     int fault;
 };
 
 // Computes one row. `params` are checked ones: pointers are host pointers, strides filled in (no 0
-// that stands for dense). weighted_abs and plain_abs may be NULL.
+// that stands for dense; but q_token_stride, table_stride and v_block_table may be 0). `dropped` is
+// what attn_reference_find_dropped gave for the sequence and the head's KV head; NULL: no block is
+// left out. weighted_abs and plain_abs may be NULL.
 void attn_reference_decode_row(const struct attn_decode_params *params, int32_t sequence,
-                               int32_t head, struct attn_reference_row *row);
+                               int32_t token, int32_t head, const uint8_t *dropped,
+                               struct attn_reference_row *row);
 
-// Writes o, lse and fault of the whole call as attn_decode does. Returns 0, or -1 if memory ran
-// out.
+// Skip-softmax: allocates *dropped, a byte for each block of ATTN_SKIP_KEYS keys, 1 if it is left
+// out; the caller frees it. NULL where none is. *count is the number of those that are left out.
+// Returns 0, or -1 if memory ran out.
+int attn_reference_find_dropped(const struct attn_decode_params *params, int32_t sequence,
+                                int32_t kv_head, uint8_t **dropped, int64_t *count);
+
+// Writes o, lse, fault and dropped_blocks of the whole call as attn_decode does. Returns 0, or -1
+// if memory ran out.
 int attn_reference_decode(const struct attn_decode_params *params);
 
 // Conversions of the 16- and 8-bit types; to_* round to nearest even, and overflow to infinity

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define MAX_BATCH 4
+#define MAX_TOKENS 4
 #define MAX_HEADS 8
 #define MAX_DIM 128
 #define MAX_PAGE 8
@@ -24,7 +25,11 @@
 
 static _Alignas(256) uint16_t q[ROOM], o[ROOM], k[ROOM], v[ROOM];
 // One size for all that is small, so that each may stand for each.
-#define WORDS (MAX_BATCH * MAX_TABLE)
+#define WORDS 512
+// Elements of a row of a table, words of a row of the mask and of a table for skip-softmax.
+#define MAX_TABLE_STRIDE 64
+#define MAX_MASK_WORDS 8
+#define MAX_SKIP 64
 static _Alignas(256) float floats[4][WORDS];
 static _Alignas(256) int32_t table[WORDS], lens[WORDS], fault[WORDS];
 // Of 16 pieces a sequence, and of the sequence.
@@ -143,7 +148,7 @@ static void change_field(struct attn_decode_params *const p, struct reader *cons
 {
     uint8_t field;
     take(r, &field, 1);
-    switch (field % 40) {
+    switch (field % 50) {
     // Older structs end between fields that pointers are aligned to.
     case 0: p->size = (uint32_t) take_number(r) / 8 * 8; break;
     case 1: p->q_dtype = (enum attn_dtype) take_number(r); break;
@@ -183,7 +188,17 @@ static void change_field(struct attn_decode_params *const p, struct reader *cons
     case 35: p->workspace_bytes = (size_t) take_number(r); break;
     case 36: p->counters = take_pointer(r); break;
     case 37: p->fault = take_pointer(r); break;
-    case 38: table[(uint8_t) take_number(r) % WORDS] = (int32_t) take_number(r); break;
+    case 38: p->q_token_stride = take_stride(r, 8); break;
+    case 39: p->tree_mask = take_pointer(r); break;
+    case 40: p->mask_words = (int32_t) take_number(r); break;
+    case 41: p->window_form = (int32_t) take_number(r); break;
+    case 42: p->v_block_table = take_pointer(r); break;
+    case 43: p->table_stride = take_number(r); break;
+    case 44: p->skip_table = take_pointer(r); break;
+    case 45: p->skip_table_length = (int32_t) take_number(r); break;
+    case 46: p->dropped_blocks = take_pointer(r); break;
+    case 47: fault[(uint8_t) take_number(r) % WORDS] = (int32_t) take_number(r); break;
+    case 48: table[(uint8_t) take_number(r) % WORDS] = (int32_t) take_number(r); break;
     default: lens[(uint8_t) take_number(r) % MAX_BATCH] = (int32_t) take_number(r); break;
     }
 }
@@ -193,7 +208,7 @@ static bool is_backed(const struct attn_decode_params *const p)
 {
     const int64_t strides[] = {
         p->q_stride,      p->k_page_stride,  p->k_token_stride, p->k_head_stride,
-        p->v_page_stride, p->v_token_stride, p->v_head_stride,
+        p->v_page_stride, p->v_token_stride, p->v_head_stride,  p->q_token_stride,
     };
     for (size_t i = 0; i < sizeof(strides) / sizeof(strides[0]); i++)
         if (strides[i] > MAX_STRIDE) return false;
@@ -202,11 +217,15 @@ static bool is_backed(const struct attn_decode_params *const p)
         if (large[i] && large[i] != q && large[i] != o && large[i] != k && large[i] != v)
             return false;
     const void *const small[] = {
-        p->block_table, p->seq_lens, p->sinks, p->lse, p->k_scales, p->v_scales, p->fault,
+        p->block_table, p->seq_lens,       p->sinks,     p->lse,
+        p->k_scales,    p->v_scales,       p->tree_mask, p->v_block_table,
+        p->skip_table,  p->dropped_blocks, p->fault,
     };
     for (size_t i = 0; i < sizeof(small) / sizeof(small[0]); i++)
         if ((uintptr_t) small[i] > UINTPTR_MAX / 2) return false;
     return p->batch <= MAX_BATCH && p->num_q_heads <= MAX_HEADS && p->head_dim <= MAX_DIM &&
+           p->q_len <= MAX_TOKENS && p->mask_words <= MAX_MASK_WORDS &&
+           p->table_stride <= MAX_TABLE_STRIDE && p->skip_table_length <= MAX_SKIP &&
            p->page_size <= MAX_PAGE && p->max_pages_per_seq <= MAX_TABLE &&
            p->num_pages <= MAX_PAGES;
 }
@@ -214,6 +233,13 @@ static bool is_backed(const struct attn_decode_params *const p)
 // Checks that an accepted call keeps the rules that memory safety hangs on.
 static void expect_sound(const struct attn_decode_params *const p)
 {
+    if (p->q_len < 1 || p->q_len > ATTN_DECODE_MAX_Q_LEN || p->window_form < 0 ||
+        p->window_form > 1 || (p->table_stride != 0 && p->table_stride < p->max_pages_per_seq))
+        abort();
+    if (p->tree_mask && p->mask_words < (p->q_len + 31) / 32) abort();
+    if (p->skip_table &&
+        (p->q_len > 1 || p->skip_table_length < 2 || p->skip_table_length % 2 != 0))
+        abort();
     if (p->batch < 0 || p->num_q_heads < 1 || p->num_kv_heads < 1 ||
         p->num_q_heads % p->num_kv_heads != 0 || p->head_dim < 16 || p->page_size < 1 ||
         p->max_pages_per_seq < 1 || p->num_pages < 1 || !isfinite(p->scale))

@@ -34,7 +34,14 @@ HOST = [
     (9, "invariance/any_bytes_where_nothing_is_read", "what lies before the window is attended"),
     (10, "invariance/neighbours_full_of_nan", "a NaN reaches the next sequence"),
     (11, "invariance/takes_its_own_scalars", "the window of the first call is kept"),
+    (12, "trees/exact_means", "the window of a query token begins one key later"),
+    (13, "trees/exact_means", "the mask is taken for a causal one"),
+    (14, "trees/exact_means", "a query token always attends its own key"),
+    (15, "skip/agrees_with_its_definition", "runs of skip-softmax never end"),
 ]
+
+# The programs of the host's tests, by suite.
+HOST_PROGRAMS = {"invariance": "host_invariance", "trees": "host_trees", "skip": "host_trees"}
 
 # Of kernels, with the program that has the test.
 KERNEL = [
@@ -96,8 +103,9 @@ def check_host(source):
         tests = sorted({test for _, test, _ in HOST})
         for number, test, fault in [(0, test, "none") for test in tests] + HOST:
             need(["meson", "configure", build, f"-Dmutation={number}"])
-            need(["ninja", "-C", build, "tests/host_invariance"])
-            passed = run_test(build / "tests" / "host_invariance", test)
+            program = HOST_PROGRAMS[test.split("/")[0]]
+            need(["ninja", "-C", build, f"tests/{program}"])
+            passed = run_test(build / "tests" / program, test)
             report(wrong, number, test, passed, fault)
     return wrong
 

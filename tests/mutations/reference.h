@@ -19,7 +19,7 @@ static int64_t mutation_edge(const struct view *view, int number)
         [2] = longest,
         [3] = p->page_size,
         [4] = p->max_pages_per_seq,
-        [5] = view->table[view->start / p->page_size],
+        [5] = view->k_table[view->start / p->page_size],
         [6] = p->v_token_stride / p->head_dim,
     };
     return 16 + follows[number] % 7 * 16;
@@ -36,14 +36,32 @@ static int64_t mutate_edge(const struct view *view, struct sum *sum, int64_t fir
     return (first / size + 1) * size;
 }
 
-static void mutate_view(struct view *view, int32_t sequence, int32_t head)
+static void mutate_tokens(struct view *view, int32_t token)
+{
+    const struct attn_decode_params *const p = view->params;
+    const bool per_token = p->q_len > 1 && p->window_form == ATTN_WINDOW_PER_TOKEN;
+    if (ATTN_MUTATION == 12 && per_token && view->start > 0) view->start++;
+    if (ATTN_MUTATION == 13 && view->mask) {
+        view->mask = NULL;
+        if (view->end > view->past + token + 1) view->end = view->past + token + 1;
+    }
+    // The row of the mask that has the token's own bit, besides those of the others.
+    static int32_t row[ATTN_DECODE_MAX_Q_LEN / 32];
+    if (ATTN_MUTATION == 14 && view->mask) {
+        memcpy(row, view->mask, (size_t) (p->q_len + 31) / 32 * sizeof(*row));
+        row[token / 32] |= (int32_t) (1u << token % 32);
+        view->mask = row;
+    }
+}
+
+static void mutate_view(struct view *view, int32_t sequence, int32_t token, int32_t head)
 {
     static int32_t first_window = -1;
     const struct attn_decode_params *const p = view->params;
-    const int64_t tail = view->len % p->page_size;
-    if (ATTN_MUTATION == 7 && !p->lse && view->len > 1) view->len--;
+    const int64_t tail = view->end % p->page_size;
+    if (ATTN_MUTATION == 7 && !p->lse && view->end > 1) view->end--;
     // Slots of the last page past the length, and of the first one before the window.
-    if (ATTN_MUTATION == 8 && tail > 0) view->len += p->page_size - tail;
+    if (ATTN_MUTATION == 8 && tail > 0) view->end += p->page_size - tail;
     if (ATTN_MUTATION == 9) view->start -= view->start % p->page_size;
     // A NaN of the sequence before.
     if (ATTN_MUTATION == 10 && sequence > 0)
@@ -52,6 +70,13 @@ static void mutate_view(struct view *view, int32_t sequence, int32_t head)
                           p->q_dtype);
     // The window of the first call.
     if (first_window < 0) first_window = p->window;
-    const bool cut = first_window > 0 && view->len > first_window;
-    if (ATTN_MUTATION == 11) view->start = cut ? view->len - first_window : 0;
+    const bool cut = first_window > 0 && view->end > first_window;
+    if (ATTN_MUTATION == 11) view->start = cut ? view->end - first_window : 0;
+    mutate_tokens(view, token);
+}
+
+// Called for each block of skip-softmax: whether a run begins with it.
+static bool mutate_run(bool begins)
+{
+    return begins && ATTN_MUTATION != 15;
 }

@@ -22,11 +22,16 @@ enum {
     ROW_LEN,
     ROW_SPECIAL,
     ROW_PAGES,
-    ROW_TABLE
+    ROW_V_PAGES,
+    ROW_TREE,
+    ROW_UNUSED_BITS,
+    ROW_LEVEL,
 };
 
 enum {
-    MAX_HELPERS = 31
+    MAX_HELPERS = 31,
+    // What dropped_blocks begins with.
+    FIRST_DROPPED = 1000,
 };
 
 // Scale and q . k that give -66855.55 for every key; two of them have an lse of -66854.86.
@@ -81,9 +86,68 @@ static int32_t len_of(const struct decode_case *c, int32_t sequence)
     return len < 1 ? 1 : len > c->len ? c->len : len;
 }
 
+static int32_t q_len_of(const struct decode_case *c)
+{
+    return c->q_len > 0 ? c->q_len : 1;
+}
+
+// Keys before the draft keys of a sequence.
+static int32_t past_of(const struct decode_case *c, int32_t len)
+{
+    return len > q_len_of(c) ? len - q_len_of(c) : 0;
+}
+
+// The first key that the window of a query token has.
+static int32_t token_start(const struct decode_case *c, int32_t len, int32_t token)
+{
+    const bool shared = c->window_form == ATTN_WINDOW_SHARED;
+    const int32_t behind = shared ? len : past_of(c, len) + token + 1;
+    return c->window > 0 && behind > c->window ? behind - c->window : 0;
+}
+
+// The first key that any query token has.
 static int32_t start_of(const struct decode_case *c, int32_t len)
 {
-    return c->window > 0 && len > c->window ? len - c->window : 0;
+    return token_start(c, len, 0);
+}
+
+// Bit `draft` of the row of the mask of a query token.
+static bool tree_bit(const struct decode_case *c, int32_t id, int32_t token, int32_t draft)
+{
+    const uint64_t seed = random_mix(random_mix(c->seed, ROW_TREE), (uint64_t) id);
+    switch (c->tree) {
+    case DECODE_TREE_NONE:
+    case DECODE_TREE_CAUSAL: return draft <= token;
+    case DECODE_TREE_FULL: return true;
+    case DECODE_TREE_STAR: return draft == 0 || draft == token;
+    case DECODE_TREE_COMB: return draft == token || (draft < token && draft % 2 == 0);
+    case DECODE_TREE_RANDOM:
+        return (token + id) % 5 != 4 &&
+               random_mix(random_mix(seed, (uint64_t) token), (uint64_t) draft) >> 63;
+    default: return false;
+    }
+}
+
+static bool sees(const struct decode_case *c, int32_t id, int32_t len, int32_t token, int32_t key)
+{
+    if (key >= len || key < token_start(c, len, token)) return false;
+    const int32_t past = past_of(c, len);
+    return key < past || tree_bit(c, id, token, key - past);
+}
+
+bool decode_case_sees(const struct decode_case *c, int32_t sequence, int32_t token, int32_t key)
+{
+    return sees(c, id_of(c, sequence), len_of(c, sequence), token, key);
+}
+
+// Whether any query token attends the key.
+static bool is_seen(const struct decode_case *c, int32_t id, int32_t len, int32_t key)
+{
+    // The first token's window reaches back the furthest.
+    if (key < past_of(c, len)) return sees(c, id, len, 0, key);
+    for (int32_t token = 0; token < q_len_of(c); token++)
+        if (sees(c, id, len, token, key)) return true;
+    return false;
 }
 
 // The key of a sequence that a fill treats in its own way.
@@ -131,21 +195,35 @@ static void fill_zeros(void *base, int64_t index, int32_t count, enum attn_dtype
     for (int32_t d = 0; d < count; d++) attn_store(base, index + d, dtype, 0);
 }
 
+// Of a block of keys, -5, 0 or 5: `part` 0 for all query heads, 1 for the odd ones in addition.
+static double level_of(const struct decode_case *c, int32_t id, int32_t token, int32_t head,
+                       int part)
+{
+    struct random random = { row_seed(c, ROW_LEVEL, id, token / ATTN_SKIP_KEYS, 2 * head + part) };
+    return 5 * ((int) random_below(&random, 3) - 1);
+}
+
 static bool is_flat(enum decode_fill fill)
 {
     return fill == DECODE_FILL_MEAN || fill == DECODE_FILL_BITS || fill == DECODE_FILL_FAR ||
            fill == DECODE_FILL_MINUS_INF;
 }
 
-static void fill_q_row(const struct decode_case *c, int32_t id, int32_t head, void *base,
-                       int64_t index)
+static void fill_q_row(const struct decode_case *c, int32_t id, int32_t token, int32_t head,
+                       void *base, int64_t index)
 {
     if (!is_flat(c->fill)) {
-        fill_random(base, index, c->head_dim, c->q_dtype, row_seed(c, ROW_Q, id, 0, head), 3);
+        fill_random(base, index, c->head_dim, c->q_dtype, row_seed(c, ROW_Q, id, token, head), 3);
     } else {
         fill_zeros(base, index, c->head_dim, c->q_dtype);
         const bool zero = c->fill == DECODE_FILL_MEAN || c->fill == DECODE_FILL_BITS;
         if (!zero) attn_store(base, index, c->q_dtype, 1);
+    }
+    if (c->fill == DECODE_FILL_LEVELS) {
+        const double unit = sqrt(c->head_dim) / (c->k_scale != 0 ? c->k_scale : 1);
+        fill_random(base, index, c->head_dim, c->q_dtype, row_seed(c, ROW_Q, id, token, head), 0.5);
+        attn_store(base, index, c->q_dtype, unit);
+        attn_store(base, index + 1, c->q_dtype, head % 2 ? unit : 0);
     }
     if (c->fill == DECODE_FILL_NAN_Q && head % 2 == 0) attn_store(base, index + 1, c->q_dtype, NAN);
 }
@@ -160,12 +238,17 @@ static void fill_k_row(const struct decode_case *c, int32_t id, int32_t token, i
         if (c->fill == DECODE_FILL_MINUS_INF) attn_store(base, index, dtype, -INFINITY);
         return;
     }
-    // Along the group's first query: its score is about 6 sqrt(head_dim).
+    // Along the first token's query of the group's first head: its score is about 6 sqrt(head_dim).
     const bool along = c->fill == DECODE_FILL_PEAKED && token == special;
     const int32_t first = head * (c->num_q_heads / c->num_kv_heads);
     fill_random(base, index, c->head_dim, dtype,
                 along ? row_seed(c, ROW_Q, id, 0, first) : row_seed(c, ROW_K, id, token, head),
                 along ? 6 : 1);
+    if (c->fill == DECODE_FILL_LEVELS) {
+        fill_random(base, index, c->head_dim, dtype, row_seed(c, ROW_K, id, token, head), 0.5);
+        for (int part = 0; part < 2; part++)
+            attn_store(base, index + part, dtype, level_of(c, id, token, head, part));
+    }
     if (token != special) return;
     if (c->fill == DECODE_FILL_INF_K) attn_store(base, index + 5, dtype, INFINITY);
     if (c->fill == DECODE_FILL_NAN_K) attn_store(base, index + 5, dtype, NAN);
@@ -189,6 +272,20 @@ double decode_bits_mean(int32_t head_dim, int32_t start, int32_t len, int32_t d)
     for (int32_t t = start; t < len; t++)
         if (t % head_dim == d) sum += token_bit(head_dim, t);
     return len > start ? sum / (len - start) : 0;
+}
+
+int32_t decode_bits_row(const struct decode_case *c, int32_t sequence, int32_t token, double *mean)
+{
+    const int32_t len = len_of(c, sequence);
+    int32_t count = 0;
+    for (int32_t d = 0; d < c->head_dim; d++) mean[d] = 0;
+    for (int32_t key = token_start(c, len, token); key < len; key++) {
+        if (!decode_case_sees(c, sequence, token, key)) continue;
+        mean[key % c->head_dim] += token_bit(c->head_dim, key);
+        count++;
+    }
+    for (int32_t d = 0; count > 0 && d < c->head_dim; d++) mean[d] /= count;
+    return count;
 }
 
 static void fill_v_row(const struct decode_case *c, int32_t id, int32_t token, int32_t special,
@@ -230,8 +327,9 @@ static void set_strides(struct decode_data *data)
     // The second of three layers.
     data->k_offset = layer ? 2 * page : 0;
     data->v_offset = layer ? 3 * page : 0;
-    p->q_stride =
+    p->q_token_stride =
         (int64_t) (p->num_q_heads + (data->c.fused_q ? 2 * p->num_kv_heads : 0)) * p->head_dim;
+    p->q_stride = p->q_len * p->q_token_stride;
 }
 
 // Pages that hold the first `keys` tokens.
@@ -254,6 +352,7 @@ static void count_pages(struct decode_data *data)
     data->params.num_pages = needed + 3;
     data->params.max_pages_per_seq = (int32_t) widest + c->extra_columns;
     if (data->params.max_pages_per_seq < 1) data->params.max_pages_per_seq = 1;
+    data->params.table_stride = data->params.max_pages_per_seq + c->extra_stride;
 }
 
 static void set_params(struct decode_data *data)
@@ -264,6 +363,7 @@ static void set_params(struct decode_data *data)
     p->q_dtype = c->q_dtype;
     p->kv_dtype = c->kv_dtype;
     p->batch = c->batch;
+    p->q_len = q_len_of(c);
     p->num_q_heads = c->num_q_heads;
     p->num_kv_heads = c->num_kv_heads;
     p->head_dim = c->head_dim;
@@ -273,6 +373,9 @@ static void set_params(struct decode_data *data)
                                             : (float) (1 / sqrt(c->head_dim));
     p->softcap = c->softcap;
     p->window = c->window;
+    p->window_form = c->window_form;
+    if (c->tree != DECODE_TREE_NONE) p->mask_words = (p->q_len - 1) / 32 + 1 + c->extra_words;
+    p->skip_table_length = c->skip ? c->skip_length : 0;
     if (c->k_scale != 0) p->k_scale = c->k_scale;
     if (c->v_scale != 0) p->v_scale = c->v_scale;
     p->max_decode_seqs = c->batch;
@@ -283,7 +386,8 @@ static void set_params(struct decode_data *data)
 static enum attn_status size_zones(struct decode_data *data, const struct attn_device *device)
 {
     const struct attn_decode_params *const p = &data->params;
-    const struct attn_decode_shape shape = attn_decode_shape_of(p);
+    struct attn_decode_shape shape = attn_decode_shape_of(p);
+    shape.has_skip_table = data->c.skip ? 1 : 0;
     struct attn_decode_plan plan = { .size = (uint32_t) sizeof(plan) };
     size_t workspace = 0;
     int32_t counters = 0;
@@ -293,6 +397,7 @@ static enum attn_status size_zones(struct decode_data *data, const struct attn_d
     if (status != ATTN_OK) return status;
 
     const size_t batch = (size_t) p->batch, heads = (size_t) p->num_q_heads;
+    const size_t tokens = batch * (size_t) p->q_len;
     const size_t q_size = attn_dtype_size(p->q_dtype);
     const size_t pool = (size_t) (p->num_pages * p->k_page_stride) * attn_dtype_size(p->kv_dtype);
     struct canary_zone *const zones = data->zones;
@@ -300,17 +405,21 @@ static enum attn_status size_zones(struct decode_data *data, const struct attn_d
     zones[DECODE_ZONE_Q].bytes = batch * (size_t) p->q_stride * q_size;
     zones[DECODE_ZONE_K].bytes = pool;
     zones[DECODE_ZONE_V].bytes = data->c.layout == DECODE_LAYOUT_LAYER ? 0 : pool;
-    zones[DECODE_ZONE_TABLE].bytes = batch * (size_t) p->max_pages_per_seq * sizeof(int32_t);
+    zones[DECODE_ZONE_TABLE].bytes = batch * (size_t) p->table_stride * sizeof(int32_t);
+    zones[DECODE_ZONE_V_TABLE].bytes = data->c.v_table ? zones[DECODE_ZONE_TABLE].bytes : 0;
+    zones[DECODE_ZONE_MASK].bytes = tokens * (size_t) p->mask_words * sizeof(int32_t);
+    zones[DECODE_ZONE_SKIP].bytes = (size_t) p->skip_table_length * sizeof(int32_t);
     zones[DECODE_ZONE_LENS].bytes = batch * sizeof(int32_t);
     zones[DECODE_ZONE_SINKS].bytes = data->c.sinks ? heads * sizeof(float) : 0;
     zones[DECODE_ZONE_K_SCALES].bytes =
         data->c.scales ? (size_t) p->num_kv_heads * sizeof(float) : 0;
     zones[DECODE_ZONE_V_SCALES].bytes = zones[DECODE_ZONE_K_SCALES].bytes;
-    zones[DECODE_ZONE_O].bytes = batch * heads * (size_t) p->head_dim * q_size;
-    zones[DECODE_ZONE_LSE].bytes = data->c.lse ? batch * heads * sizeof(float) : 0;
+    zones[DECODE_ZONE_O].bytes = tokens * heads * (size_t) p->head_dim * q_size;
+    zones[DECODE_ZONE_LSE].bytes = data->c.lse ? tokens * heads * sizeof(float) : 0;
     zones[DECODE_ZONE_WORKSPACE].bytes = workspace;
     zones[DECODE_ZONE_COUNTERS].bytes = (size_t) counters * sizeof(int32_t);
     zones[DECODE_ZONE_FAULT].bytes = sizeof(int32_t);
+    zones[DECODE_ZONE_DROPPED].bytes = data->c.skip ? sizeof(int64_t) : 0;
     for (int i = DECODE_ZONE_O; i < NUM_DECODE_ZONES; i++) zones[i].writable = 1;
     data->params.workspace_bytes = workspace;
     data->bytes = canary_lay_out(zones, NUM_DECODE_ZONES);
@@ -371,13 +480,14 @@ static void fill_token(const struct decode_data *data, const struct attn_decode_
 {
     const struct decode_case *const c = &data->c;
     const int32_t id = id_of(c, sequence);
-    const int64_t page =
-        p->block_table[(int64_t) sequence * p->max_pages_per_seq + token / c->page_size];
+    const int64_t entry = sequence * p->table_stride + token / c->page_size;
+    const int64_t k_page = p->block_table[entry];
+    const int64_t v_page = p->v_block_table ? p->v_block_table[entry] : k_page;
     const int64_t slot = token % c->page_size;
     const int64_t k_row =
-        page * p->k_page_stride + slot * p->k_token_stride + head * p->k_head_stride;
+        k_page * p->k_page_stride + slot * p->k_token_stride + head * p->k_head_stride;
     const int64_t v_row =
-        page * p->v_page_stride + slot * p->v_token_stride + head * p->v_head_stride;
+        v_page * p->v_page_stride + slot * p->v_token_stride + head * p->v_head_stride;
     void *const k = decode_image(data, DECODE_ZONE_K);
     void *const v = c->layout == DECODE_LAYOUT_LAYER ? k : decode_image(data, DECODE_ZONE_V);
     fill_k_row(c, id, token, special, head, k, data->k_offset + k_row);
@@ -391,11 +501,13 @@ static void fill_head(const struct crew *crew, int32_t sequence, int32_t head)
     const struct attn_decode_params p = decode_data_params(data, data->image);
     const int32_t id = id_of(c, sequence), len = p.seq_lens[sequence];
     const int32_t special = special_key(c, id, len), ratio = c->num_q_heads / c->num_kv_heads;
-    for (int32_t h = head * ratio; h < (head + 1) * ratio; h++)
-        fill_q_row(c, id, h, decode_image(data, DECODE_ZONE_Q),
-                   sequence * p.q_stride + (int64_t) h * c->head_dim);
-    for (int32_t t = start_of(c, len); t < len; t++)
-        fill_token(data, &p, sequence, head, t, special);
+    for (int32_t token = 0; token < p.q_len; token++)
+        for (int32_t h = head * ratio; h < (head + 1) * ratio; h++)
+            fill_q_row(c, id, c->first_token + token, h, decode_image(data, DECODE_ZONE_Q),
+                       sequence * p.q_stride + token * p.q_token_stride +
+                           (int64_t) h * c->head_dim);
+    for (int32_t key = start_of(c, len); key < len; key++)
+        if (is_seen(c, id, len, key)) fill_token(data, &p, sequence, head, key, special);
 }
 
 // Stale entries: ids of no page, or of a page that is poison or someone else's.
@@ -411,16 +523,24 @@ static int32_t stale_entry(struct random *random, int64_t num_pages)
     return choices[random_below(random, 5)];
 }
 
-static int fill_table(struct decode_data *data)
+// Whether any key of the page is attended.
+static bool is_page_seen(const struct decode_case *c, int32_t id, int32_t len, int64_t column)
+{
+    const int64_t first = column * c->page_size, behind = first + c->page_size;
+    for (int64_t key = first; key < behind && key < len; key++)
+        if (is_seen(c, id, len, (int32_t) key)) return true;
+    return false;
+}
+
+// A table with pages in the order of a seed.
+static int fill_table(struct decode_data *data, int32_t *table, uint64_t seed)
 {
     const struct decode_case *const c = &data->c;
-    const int64_t num_pages = data->params.num_pages, width = data->params.max_pages_per_seq;
-    int32_t *const table = decode_image(data, DECODE_ZONE_TABLE);
-    int32_t *const lens = decode_image(data, DECODE_ZONE_LENS);
+    const int64_t num_pages = data->params.num_pages, stride = data->params.table_stride;
     int32_t *const order = malloc((size_t) num_pages * sizeof(*order));
     if (!order) return -1;
 
-    struct random random = { random_mix(c->page_seed, ROW_PAGES) };
+    struct random random = { seed };
     for (int32_t i = 0; i < num_pages; i++) {
         const int32_t j = (int32_t) random_below(&random, (uint32_t) i + 1);
         order[i] = order[j];
@@ -428,15 +548,41 @@ static int fill_table(struct decode_data *data)
     }
     int64_t next = 0;
     for (int32_t b = 0; b < c->batch; b++) {
-        lens[b] = len_of(c, b);
-        const int64_t first = start_of(c, lens[b]) / c->page_size,
-                      end = pages_before(lens[b], c->page_size);
-        for (int64_t i = 0; i < width; i++)
-            table[b * width + i] =
-                i >= first && i < end ? order[next++] : stale_entry(&random, num_pages);
+        const int32_t len = len_of(c, b);
+        for (int64_t i = 0; i < stride; i++)
+            table[b * stride + i] = is_page_seen(c, id_of(c, b), len, i)
+                                        ? order[next++]
+                                        : stale_entry(&random, num_pages);
     }
     free(order);
     return 0;
+}
+
+static int fill_tables(struct decode_data *data)
+{
+    const uint64_t page_seed = data->c.page_seed;
+    int32_t *const lens = decode_image(data, DECODE_ZONE_LENS);
+    for (int32_t b = 0; b < data->c.batch; b++) lens[b] = len_of(&data->c, b);
+    if (fill_table(data, decode_image(data, DECODE_ZONE_TABLE), random_mix(page_seed, ROW_PAGES)))
+        return -1;
+    if (!data->c.v_table) return 0;
+    return fill_table(data, decode_image(data, DECODE_ZONE_V_TABLE),
+                      random_mix(page_seed, ROW_V_PAGES));
+}
+
+static void fill_mask(struct decode_data *data)
+{
+    const struct decode_case *const c = &data->c;
+    const int32_t q_len = data->params.q_len, words = data->params.mask_words;
+    uint32_t *row = decode_image(data, DECODE_ZONE_MASK);
+    struct random random = { random_mix(c->page_seed, ROW_UNUSED_BITS) };
+    for (int32_t b = 0; words > 0 && b < c->batch; b++)
+        for (int32_t token = 0; token < q_len; token++, row += words)
+            for (int32_t j = 0; j < 32 * words; j++) {
+                const bool bit =
+                    j < q_len ? tree_bit(c, id_of(c, b), token, j) : random_below(&random, 2) == 1;
+                row[j / 32] = (row[j / 32] & ~(1u << j % 32)) | (uint32_t) bit << j % 32;
+            }
 }
 
 static void fill_scalars(struct decode_data *data)
@@ -463,7 +609,14 @@ static int fill_image(struct decode_data *data)
         memset(decode_image(data, DECODE_ZONE_COUNTERS), 0,
                data->zones[DECODE_ZONE_COUNTERS].bytes);
     *(int32_t *) decode_image(data, DECODE_ZONE_FAULT) = INT32_MAX;
-    if (fill_table(data)) return -1;
+    if (data->c.skip) {
+        const int64_t first = FIRST_DROPPED;
+        memcpy(decode_image(data, DECODE_ZONE_DROPPED), &first, sizeof(first));
+        memcpy(decode_image(data, DECODE_ZONE_SKIP), data->c.skip,
+               data->zones[DECODE_ZONE_SKIP].bytes);
+    }
+    if (fill_tables(data)) return -1;
+    fill_mask(data);
     fill_scalars(data);
     struct crew crew = { .data = data, .work = fill_head };
     share_work(&crew);
@@ -531,7 +684,10 @@ struct attn_decode_params decode_data_params(const struct decode_data *data, voi
     p.k_pool = k + data->k_offset * size;
     p.v_pool = v + data->v_offset * size;
     p.block_table = zone_at(data, base, DECODE_ZONE_TABLE);
+    p.v_block_table = zone_at(data, base, DECODE_ZONE_V_TABLE);
     p.seq_lens = zone_at(data, base, DECODE_ZONE_LENS);
+    p.tree_mask = zone_at(data, base, DECODE_ZONE_MASK);
+    p.skip_table = zone_at(data, base, DECODE_ZONE_SKIP);
     p.sinks = zone_at(data, base, DECODE_ZONE_SINKS);
     p.k_scales = zone_at(data, base, DECODE_ZONE_K_SCALES);
     p.v_scales = zone_at(data, base, DECODE_ZONE_V_SCALES);
@@ -540,6 +696,7 @@ struct attn_decode_params decode_data_params(const struct decode_data *data, voi
     p.workspace = zone_at(data, base, DECODE_ZONE_WORKSPACE);
     p.counters = zone_at(data, base, DECODE_ZONE_COUNTERS);
     p.fault = zone_at(data, base, DECODE_ZONE_FAULT);
+    p.dropped_blocks = zone_at(data, base, DECODE_ZONE_DROPPED);
     return p;
 }
 
@@ -550,43 +707,16 @@ enum attn_status decode_data_run_host(struct decode_data *data, struct attn_devi
     return attn_decode(device, &params, NULL);
 }
 
-// The call's part of one KV head of one sequence.
-static struct attn_decode_params part_of(const struct decode_data *data, int32_t sequence,
-                                         int32_t head)
-{
-    struct attn_decode_params p = decode_data_params(data, data->image);
-    const int32_t ratio = p.num_q_heads / p.num_kv_heads;
-    const int64_t kv_size = (int64_t) attn_dtype_size(p.kv_dtype);
-    const int64_t q = sequence * p.q_stride + (int64_t) head * ratio * p.head_dim;
-    p.q = (const uint8_t *) p.q + q * (int64_t) attn_dtype_size(p.q_dtype);
-    p.k_pool = (const uint8_t *) p.k_pool + head * p.k_head_stride * kv_size;
-    p.v_pool = (const uint8_t *) p.v_pool + head * p.v_head_stride * kv_size;
-    p.block_table += (int64_t) sequence * p.max_pages_per_seq;
-    p.seq_lens += sequence;
-    if (p.sinks) p.sinks += (int64_t) head * ratio;
-    if (p.k_scales) {
-        p.k_scales += head;
-        p.v_scales += head;
-    }
-    p.batch = p.num_kv_heads = 1;
-    p.num_q_heads = ratio;
-    return p;
-}
-
 static void check_head(const struct crew *crew, int32_t sequence, int32_t head)
 {
     const struct decode_data *const data = crew->data;
-    const struct attn_decode_params *const all = &data->params;
-    const struct attn_decode_params p = part_of(data, sequence, head);
-    struct attn_check *const check = &crew->checks[(int64_t) sequence * all->num_kv_heads + head];
-    const int64_t row = (int64_t) sequence * all->num_q_heads + (int64_t) head * p.num_q_heads;
-    const size_t o = (size_t) (row * p.head_dim) * attn_dtype_size(p.q_dtype);
-    const float *const lse = decode_result(data, DECODE_ZONE_LSE);
-    // It allocates nothing, and so can't fail.
-    attn_check_decode(&p, (const uint8_t *) decode_result(data, DECODE_ZONE_O) + o,
-                      data->c.lse ? lse + row : NULL, crew->bound, check);
-    check->worst_sequence = sequence;
-    check->worst_head += head * p.num_q_heads;
+    const struct attn_decode_params p = decode_data_params(data, data->image);
+    struct attn_check *const check = &crew->checks[(int64_t) sequence * p.num_kv_heads + head];
+    const float *const lse = data->c.lse ? decode_result(data, DECODE_ZONE_LSE) : NULL;
+    // Out of memory.
+    if (attn_check_decode_head(&p, sequence, head, decode_result(data, DECODE_ZONE_O), lse,
+                               crew->bound, check))
+        check->failed++;
 }
 
 static double larger(double a, double b)
@@ -601,6 +731,7 @@ static void join_check(struct attn_check *to, const struct attn_check *from)
                                                           : from->failed > to->failed;
     if (worse || (to->failed == 0 && from->failed == 0 && from->max_ratio > to->max_ratio)) {
         to->worst_sequence = from->worst_sequence;
+        to->worst_token = from->worst_token;
         to->worst_head = from->worst_head;
         to->worst_dim = from->worst_dim;
         to->worst_value = from->worst_value;
@@ -643,18 +774,61 @@ int32_t decode_data_fault(const struct decode_data *data)
     return *(const int32_t *) decode_result(data, DECODE_ZONE_FAULT);
 }
 
-bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
-                       int32_t j)
+int64_t decode_data_dropped(const struct decode_data *data)
+{
+    int64_t dropped;
+    memcpy(&dropped, decode_result(data, DECODE_ZONE_DROPPED), sizeof(dropped));
+    return dropped - FIRST_DROPPED;
+}
+
+// Rows of o and lse are `count` query tokens, from a's token i and b's token j on.
+static bool equal_tokens(const struct decode_data *a, int64_t i, const struct decode_data *b,
+                         int64_t j, size_t count)
 {
     const size_t heads = (size_t) a->params.num_q_heads, lse = heads * sizeof(float);
     const size_t o = heads * (size_t) a->params.head_dim * attn_dtype_size(a->params.q_dtype);
     const uint8_t *const o_a = decode_result(a, DECODE_ZONE_O);
     const uint8_t *const o_b = decode_result(b, DECODE_ZONE_O);
-    if (memcmp(o_a + (size_t) i * o, o_b + (size_t) j * o, o) != 0) return false;
+    if (memcmp(o_a + (size_t) i * o, o_b + (size_t) j * o, count * o) != 0) return false;
     if (!a->c.lse || !b->c.lse) return true;
     const uint8_t *const lse_a = decode_result(a, DECODE_ZONE_LSE);
     const uint8_t *const lse_b = decode_result(b, DECODE_ZONE_LSE);
-    return memcmp(lse_a + (size_t) i * lse, lse_b + (size_t) j * lse, lse) == 0;
+    return memcmp(lse_a + (size_t) i * lse, lse_b + (size_t) j * lse, count * lse) == 0;
+}
+
+bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
+                       int32_t j)
+{
+    const int64_t q_len = a->params.q_len;
+    return equal_tokens(a, i * q_len, b, j * q_len, (size_t) q_len);
+}
+
+bool decode_data_equal_token(const struct decode_data *a, int32_t i, int32_t s,
+                             const struct decode_data *b, int32_t j, int32_t t)
+{
+    return equal_tokens(a, (int64_t) i * a->params.q_len + s, b, (int64_t) j * b->params.q_len + t,
+                        1);
+}
+
+static int64_t row_of(const struct decode_data *data, int32_t sequence, int32_t token, int32_t head)
+{
+    const struct attn_decode_params *const p = &data->params;
+    return ((int64_t) sequence * p->q_len + token) * p->num_q_heads + head;
+}
+
+double decode_data_o(const struct decode_data *data, int32_t sequence, int32_t token, int32_t head,
+                     int32_t d)
+{
+    const int64_t row = row_of(data, sequence, token, head);
+    return attn_load(decode_result(data, DECODE_ZONE_O), row * data->params.head_dim + d,
+                     data->params.q_dtype);
+}
+
+double decode_data_lse(const struct decode_data *data, int32_t sequence, int32_t token,
+                       int32_t head)
+{
+    const float *const lse = decode_result(data, DECODE_ZONE_LSE);
+    return lse[row_of(data, sequence, token, head)];
 }
 
 static const char *name_type(enum attn_dtype dtype, enum attn_dtype otherwise)
@@ -667,23 +841,25 @@ const char *decode_case_text(const struct decode_case *c, char *text, size_t siz
 {
     snprintf(text, size,
              "%s: q %s, KV %s, batch %d, heads %d/%d, head_dim %d, page %d, len %d (kind %d), "
-             "window %d, softcap %g, scales %d, sinks %d, lse %d, layout %d, fused q %d, fill %d, "
+             "q_len %d (tree %d, from %d), window %d (form %d), V table %d, skip %d, softcap %g, "
+             "scales %d, sinks %d, lse %d, layout %d, fused q %d, fill %d, "
              "seed %llu",
              c->name ? c->name : "case", name_type(c->q_dtype, ATTN_DTYPE_BF16),
              name_type(c->kv_dtype, c->q_dtype), c->batch, c->num_q_heads, c->num_kv_heads,
-             c->head_dim, c->page_size, c->len, (int) c->lens, c->window, (double) c->softcap,
-             c->scales, c->sinks, c->lse, (int) c->layout, c->fused_q, (int) c->fill,
-             (unsigned long long) c->seed);
+             c->head_dim, c->page_size, c->len, (int) c->lens, q_len_of(c), (int) c->tree,
+             c->first_token, c->window, (int) c->window_form, c->v_table,
+             c->skip ? c->skip_length : 0, (double) c->softcap, c->scales, c->sinks, c->lse,
+             (int) c->layout, c->fused_q, (int) c->fill, (unsigned long long) c->seed);
     return text;
 }
 
 const char *decode_check_text(const struct attn_check *check, char *text, size_t size)
 {
     snprintf(text, size,
-             "%lld of %lld elements and %lld lse beyond the bound; worst at [%d][%d][%d]: "
+             "%lld of %lld elements and %lld lse beyond the bound; worst at [%d][%d][%d][%d]: "
              "%.9g for %.9g, %.3g of the bound, lse %.3g of it",
              (long long) check->failed, (long long) check->compared, (long long) check->lse_failed,
-             check->worst_sequence, check->worst_head, check->worst_dim, check->worst_value,
-             check->worst_exact, check->max_ratio, check->lse_max_ratio);
+             check->worst_sequence, check->worst_token, check->worst_head, check->worst_dim,
+             check->worst_value, check->worst_exact, check->max_ratio, check->lse_max_ratio);
     return text;
 }

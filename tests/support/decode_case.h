@@ -32,6 +32,9 @@ enum decode_fill {
     DECODE_FILL_INF_V,
     DECODE_FILL_NAN_V,
     DECODE_FILL_NAN_Q,
+    // Scores within 0.5 of -10, -5, 0, 5 or 10, the same for all keys of a block of skip-softmax,
+    // not always for all heads of a group: with S = len / 8 every decision is clear.
+    DECODE_FILL_LEVELS,
     NUM_DECODE_FILLS,
 };
 
@@ -55,6 +58,26 @@ enum decode_layout {
     NUM_DECODE_LAYOUTS,
 };
 
+// Which draft keys each query token attends; see tree_mask.
+enum decode_tree {
+    // No mask: causal.
+    DECODE_TREE_NONE,
+    // The same as a mask.
+    DECODE_TREE_CAUSAL,
+    // All, those behind the token included.
+    DECODE_TREE_FULL,
+    // The first, and the token's own.
+    DECODE_TREE_STAR,
+    // A spine of the even ones, each with an odd one as its tooth: those of the spine up to the
+    // token, and its own.
+    DECODE_TREE_COMB,
+    // Any half of them, and for every fifth token none: by id.
+    DECODE_TREE_RANDOM,
+    // None.
+    DECODE_TREE_EMPTY,
+    NUM_DECODE_TREES,
+};
+
 // Fields left at 0 mean what the comment says first.
 struct decode_case {
     const char *name;
@@ -69,6 +92,17 @@ struct decode_case {
     // [batch]: NULL: 0, 1, 2, ...
     const int32_t *ids;
     int32_t window;
+    // Query tokens a sequence: 1.
+    int32_t q_len;
+    // Token i has the q that token i + first_token has in a call where this is 0: so that a plain
+    // decode can ask for one token of many.
+    int32_t first_token;
+    enum decode_tree tree;
+    enum attn_window_form window_form;
+    // Pairs (length, S), as in skip_table; skip_length counts the int32. The call asks for
+    // dropped_blocks, then.
+    const int32_t *skip;
+    int32_t skip_length;
     float softcap;
     // 1 / sqrt(head_dim).
     float scale;
@@ -84,9 +118,12 @@ struct decode_case {
     // Byte in unreferenced slots, and in outputs and workspace before the call: 0xFF, which is NaN
     // in every type. 0x7F is NaN in E4M3 and FP16, and a huge number in BF16 and FP32.
     uint8_t poison;
-    // Columns of the table beyond the pages of the longest sequence.
-    int32_t extra_columns;
-    // Where pages lie.
+    // Columns of the table beyond the pages of the longest sequence, elements of its stride beyond
+    // the columns, and words of the rows of the mask beyond those that q_len needs.
+    int32_t extra_columns, extra_stride, extra_words;
+    // V has a table of its own, with other page ids.
+    bool v_table;
+    // Where pages lie; and bits of the mask that belong to no draft key.
     uint64_t page_seed;
     uint64_t seed;
 };
@@ -97,7 +134,10 @@ enum decode_zone {
     // Empty where V lies in the same pool.
     DECODE_ZONE_V,
     DECODE_ZONE_TABLE,
+    DECODE_ZONE_V_TABLE,
     DECODE_ZONE_LENS,
+    DECODE_ZONE_MASK,
+    DECODE_ZONE_SKIP,
     DECODE_ZONE_SINKS,
     DECODE_ZONE_K_SCALES,
     DECODE_ZONE_V_SCALES,
@@ -106,6 +146,7 @@ enum decode_zone {
     DECODE_ZONE_WORKSPACE,
     DECODE_ZONE_COUNTERS,
     DECODE_ZONE_FAULT,
+    DECODE_ZONE_DROPPED,
     NUM_DECODE_ZONES,
 };
 
@@ -161,12 +202,28 @@ bool decode_data_check(const struct decode_data *data, enum attn_check_bound bou
 bool decode_data_intact(const struct decode_data *data);
 // What the fault word has become.
 int32_t decode_data_fault(const struct decode_data *data);
+// Blocks that skip-softmax has left out; the word did not begin with 0.
+int64_t decode_data_dropped(const struct decode_data *data);
 // True if sequence i of a and sequence j of b have equal bits in o, and in lse if both have one.
 bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
                        int32_t j);
+// The same of query token s of sequence i, and query token t of sequence j.
+bool decode_data_equal_token(const struct decode_data *a, int32_t i, int32_t s,
+                             const struct decode_data *b, int32_t j, int32_t t);
+// Row (sequence, token, head) of o, and its lse.
+double decode_data_o(const struct decode_data *data, int32_t sequence, int32_t token, int32_t head,
+                     int32_t d);
+double decode_data_lse(const struct decode_data *data, int32_t sequence, int32_t token,
+                       int32_t head);
+
+// Whether a query token of a sequence attends a key: by c.tree, c.window and the length.
+bool decode_case_sees(const struct decode_case *c, int32_t sequence, int32_t token, int32_t key);
 
 // Under DECODE_FILL_BITS, o / v_scale in column d where [start, len) is attended.
 double decode_bits_mean(int32_t head_dim, int32_t start, int32_t len, int32_t d);
+// Under DECODE_FILL_BITS, o / v_scale of a query token, [head_dim]; returns the number of keys that
+// it attends.
+int32_t decode_bits_row(const struct decode_case *c, int32_t sequence, int32_t token, double *mean);
 
 // The case in words, with its seed; and what the check found.
 const char *decode_case_text(const struct decode_case *c, char *text, size_t size);
