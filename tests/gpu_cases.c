@@ -34,8 +34,7 @@ static size_t run_file(struct attn_device *const device, struct gpu *const gpu,
     struct attn_check found;
     cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
     cr_assert_not_null(loaded.expected_o, "%s has no expected_o", path);
-    const enum attn_status status =
-        execute_decode(device, gpu, &loaded.params, &result, why, sizeof(why));
+    const enum attn_status status = execute_case(device, gpu, &loaded, &result, why, sizeof(why));
     if (status == ATTN_ERROR_UNSUPPORTED) {
         cr_log_info("%s: %s", path, why);
         case_free(&loaded);
@@ -48,40 +47,48 @@ static size_t run_file(struct attn_device *const device, struct gpu *const gpu,
                  0);
     cr_expect(
         !found.failed && !found.lse_failed,
-        "%s: kernel %s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d] is %.9g, expected "
+        "%s: kernel %s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d][%d] is %.9g, expected "
         "%.9g",
         path, result.kernel, (long long) found.failed, (long long) found.lse_failed,
-        found.worst_sequence, found.worst_head, found.worst_dim, found.worst_value,
-        found.worst_exact);
+        found.worst_sequence, found.worst_token, found.worst_head, found.worst_dim,
+        found.worst_value, found.worst_exact);
     cr_log_info("%s: kernel %s: at most %.3f of the bound", path, result.kernel, found.max_ratio);
     execution_free(&result);
     case_free(&loaded);
     return 1;
 }
 
-static size_t run_folder(struct attn_device *const device, struct gpu *const gpu,
-                         const char *const folder)
+static size_t run_op(struct attn_device *const device, struct gpu *const gpu,
+                     const char *const folder, const char *const op)
 {
     char pattern[4096];
     size_t count = 0;
     glob_t files;
-    snprintf(pattern, sizeof(pattern), "%s/*decode*.safetensors", folder);
+    snprintf(pattern, sizeof(pattern), "%s/*%s*.safetensors", folder, op);
     if (glob(pattern, 0, NULL, &files)) return 0;
     for (size_t i = 0; i < files.gl_pathc; i++) count += run_file(device, gpu, files.gl_pathv[i]);
     globfree(&files);
     return count;
 }
 
+static size_t run_folder(struct attn_device *const device, struct gpu *const gpu,
+                         const char *const folder)
+{
+    return run_op(device, gpu, folder, "decode") + run_op(device, gpu, folder, "ctm");
+}
+
 Test(cases, real_ones_meet_their_expected_values, .timeout = 300)
 {
     const char *const data = getenv("ATTN_TEST_DATA"), *const more = getenv("ATTN_CASE_DIR");
-    char why[512] = "";
+    char golden[4096], why[512] = "";
     struct gpu *gpu;
     cr_assert_not_null(data, "ATTN_TEST_DATA is not set");
     cr_assert_eq(gpu_open(&gpu, 0, why, sizeof(why)), 0, "%s", why);
     struct attn_device *device = open_device();
     cr_assert_not_null(device, "%s", attn_last_error());
     cr_expect_gt(run_folder(device, gpu, data), 0, "nothing in %s was run", data);
+    snprintf(golden, sizeof(golden), "%s/../golden", data);
+    run_folder(device, gpu, golden);
     if (more) cr_expect_gt(run_folder(device, gpu, more), 0, "nothing in %s was run", more);
     attn_device_close(&device);
     gpu_close(&gpu);

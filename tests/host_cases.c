@@ -28,8 +28,8 @@ static void run_file(struct attn_device *const device, const char *const path)
     struct attn_check found;
     cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
     cr_assert_not_null(loaded.expected_o, "%s has no expected_o", path);
-    cr_assert_eq(execute_decode(device, NULL, &loaded.params, &result, why, sizeof(why)), ATTN_OK,
-                 "%s: %s", path, why);
+    cr_assert_eq(execute_case(device, NULL, &loaded, &result, why, sizeof(why)), ATTN_OK, "%s: %s",
+                 path, why);
     cr_expect_eq(result.fault, INT32_MAX, "%s: sequence %d is faulty", path, result.fault);
     cr_assert_eq(attn_check_decode_expected(&loaded.params, result.o, result.lse, loaded.expected_o,
                                             loaded.expected_lse, ATTN_CHECK_HOST, &found),
@@ -38,24 +38,30 @@ static void run_file(struct attn_device *const device, const char *const path)
                  path);
     cr_expect(
         !found.failed && !found.lse_failed,
-        "%s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d] is %.9g, expected %.9g",
+        "%s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d][%d] is %.9g, expected %.9g",
         path, (long long) found.failed, (long long) found.lse_failed, found.worst_sequence,
-        found.worst_head, found.worst_dim, found.worst_value, found.worst_exact);
+        found.worst_token, found.worst_head, found.worst_dim, found.worst_value, found.worst_exact);
     execution_free(&result);
     case_free(&loaded);
 }
 
-// How many files there are.
-static size_t run_folder(struct attn_device *const device, const char *const folder)
+// How many files of the operation there are.
+static size_t run_op(struct attn_device *const device, const char *const folder,
+                     const char *const op)
 {
     char pattern[4096];
     glob_t files;
-    snprintf(pattern, sizeof(pattern), "%s/*decode*.safetensors", folder);
+    snprintf(pattern, sizeof(pattern), "%s/*%s*.safetensors", folder, op);
     if (glob(pattern, 0, NULL, &files)) return 0;
     const size_t count = files.gl_pathc;
     for (size_t i = 0; i < count; i++) run_file(device, files.gl_pathv[i]);
     globfree(&files);
     return count;
+}
+
+static size_t run_folder(struct attn_device *const device, const char *const folder)
+{
+    return run_op(device, folder, "decode") + run_op(device, folder, "ctm");
 }
 
 Test(cases, real_ones_meet_their_expected_values, .timeout = 100)
@@ -83,8 +89,8 @@ Test(cases, a_wrong_expected_value_is_noticed)
     cr_assert_not_null(data, "ATTN_TEST_DATA is not set");
     snprintf(path, sizeof(path), "%s/smollm2_decode_bf16_page16.safetensors", data);
     cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
-    cr_assert_eq(execute_decode(device, NULL, &loaded.params, &result, why, sizeof(why)), ATTN_OK,
-                 "%s", why);
+    cr_assert_eq(execute_case(device, NULL, &loaded, &result, why, sizeof(why)), ATTN_OK, "%s",
+                 why);
     loaded.expected_o[7] *= 1.02;
     loaded.expected_lse[3] += 1e-4;
     cr_assert_eq(attn_check_decode_expected(&loaded.params, result.o, result.lse, loaded.expected_o,

@@ -48,19 +48,21 @@ struct bench {
 static void print_help(void)
 {
     printf(
-        "Usage: attn bench [decode] [options]\n\n"
+        "Usage: attn bench [decode|ctm] [options]\n\n"
         "Checks rows of each case against the double-precision definition, then times the case: cold\n"
         "cache, CUDA graph replay, median and spread, and next to it a kernel that only reads as many\n"
         "bytes. Then the host time of one call beside that of the smallest launch, and the relative\n"
-        "RMS error of the checked rows. Shapes that no kernel takes, or that do not fit the memory,\n"
-        "are skipped with a line.\n\n"
+        "RMS error of the checked rows. Under skip-softmax the share of pages that were left out, and\n"
+        "the time of the same call without it. Shapes that no kernel takes, or that do not fit the\n"
+        "memory, are skipped with a line. 'bench ctm' is --set ctm.\n\n"
         "  --device D       gpu (default), or host: times the host executor\n"
         "  --set S          default; pages: page sizes 1 .. 64; batch, ratio: sweeps of the batch and of\n"
-        "                   the GQA ratio; all\n"
+        "                   the GQA ratio; ctm: the CTM runner; tree: trees of 1, 8 and 64 query tokens;\n"
+        "                   skip: skip-softmax; all\n"
         "  --policy P       split-K policy: legacy, auto, chunk, chunk:N, a count, off\n"
         "  --shapes FILE    a JSON array of shapes: name, batch, num_q_heads, num_kv_heads, head_dim,\n"
         "                   page_size, len (a number, or one for each sequence), and where wanted\n"
-        "                   window, q_dtype, kv_dtype\n"
+        "                   window, q_dtype, kv_dtype, op, q_len, tree, skip (a share of pages)\n"
         "  --shape NAME     only the shape of that name, of whichever set; may be repeated\n"
         "  --list           print the names of the shapes\n"
         "  --json, --csv    for programs\n");
@@ -87,9 +89,10 @@ static void print_head(const struct bench *const bench)
     char driver[32];
     format_driver(bench, driver, sizeof(driver));
     if (bench->format == FORMAT_CSV)
-        printf("case,kernel,us,us_p10,us_p90,bytes,gbs,limit_gbs,limit_share,rows_checked,"
-               "bound_share,relative_rms,host_us,launch_us,step,policy,device,driver,sm_mhz,"
-               "memory_mhz,library,commit\n");
+        printf(
+            "case,kernel,us,us_p10,us_p90,bytes,gbs,limit_gbs,limit_share,rows_checked,"
+            "bound_share,relative_rms,host_us,launch_us,step,op,q_len,tree,dropped_share,dense_us,"
+            "policy,device,driver,sm_mhz,memory_mhz,library,commit\n");
     if (bench->format != FORMAT_TABLE) return;
     printf("device   %s\n", bench->device_name);
     if (bench->gpu)
@@ -144,9 +147,17 @@ static void print_csv(const struct bench *const bench, const struct bench_shape 
            times->kernel, times->median_us, times->p10_us, times->p90_us, times->bytes, gbs, limit,
            limit > 0.0 ? gbs / limit : 0.0, times->rows_checked, times->max_ratio,
            times->relative_rms, times->host_us, times->launch_us, step);
+    printf("%s,%d,%s,%.4f,%.3f,", case_op_name(shape->op), shape->q_len, tree_name(shape->tree),
+           times->dropped_share, times->dense_us);
     printf("%s,\"%s\",%s,%d,%d,%s,%s\n", bench->policy_name, bench->device_name, driver,
            bench->found.clock_khz / 1000, bench->found.memory_clock_khz / 1000, attn_version(),
            ATTN_BUILD_COMMIT);
+}
+
+// How many times as fast skip-softmax is if its time is that of the bytes of K and V.
+static double get_ideal(const struct bench_times *const times)
+{
+    return 1.0 / (1.0 - 0.5 * times->dropped_share);
 }
 
 static void print_line(const struct bench_shape *const shape, const struct bench_times *const times)
@@ -161,6 +172,12 @@ static void print_line(const struct bench_shape *const shape, const struct bench
     else
         printf("%8s %7s %6s %6s ", "-", "-", "-", "-");
     printf("%8.2e  %s\n", times->relative_rms, times->kernel);
+    if (!shape->has_skip) return;
+    printf("%-34s   %.1f %% of the pages left out", "", 100.0 * times->dropped_share);
+    if (times->dense_us > 0.0)
+        printf("; %.2f times as fast as without (%.2f us), ideally %.2f",
+               times->dense_us / times->median_us, times->dense_us, get_ideal(times));
+    printf("\n");
 }
 
 static void print_row(const struct bench *const bench, const struct bench_shape *const shape,
@@ -191,6 +208,10 @@ static json_t *describe_shape(const struct bench_shape *const shape)
                   (int) shape->num_kv_heads, "head_dim", (int) shape->head_dim, "page_size",
                   (int) shape->page_size, "window", (int) shape->window, "q_dtype",
                   attn_dtype_name(shape->q_dtype), "kv_dtype", attn_dtype_name(shape->kv_dtype));
+    json_object_set_new(described, "op", json_string(case_op_name(shape->op)));
+    json_object_set_new(described, "q_len", json_integer(shape->q_len));
+    json_object_set_new(described, "tree", json_string(tree_name(shape->tree)));
+    if (shape->has_skip) json_object_set_new(described, "skip", json_real(shape->skip_share));
     json_object_set(described, "len", uniform ? json_array_get(lens, 0) : lens);
     json_decref(lens);
     return described;
@@ -215,6 +236,9 @@ static void add_case(struct bench *const bench, const struct bench_shape *const 
     json_object_set_new(added, "host_us", real_or_null(times->host_us));
     json_object_set_new(added, "launch_us", real_or_null(times->launch_us));
     json_object_set_new(added, "step", real_or_null(step));
+    json_object_set_new(added, "dropped_share",
+                        shape->has_skip ? json_real(times->dropped_share) : json_null());
+    json_object_set_new(added, "dense_us", real_or_null(times->dense_us));
     json_array_append_new(bench->cases, added);
 }
 
@@ -264,12 +288,13 @@ static int print_document(const struct bench *const bench)
     format_driver(bench, driver, sizeof(driver));
     return cli_print_json(
         json_pack("{s:s, s:s, s:b, s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:o, s:O}", "op",
-                  "decode", "device", bench->device_name, "host_executor", bench->gpu == NULL,
-                  "splitk_policy", bench->policy_name, "driver", driver, "sm_count",
-                  bench->found.sm_count, "sm_mhz", bench->found.clock_khz / 1000, "memory_mhz",
-                  bench->found.memory_clock_khz / 1000, "l2_bytes", bench->found.l2_bytes,
-                  "library", attn_version(), "commit", ATTN_BUILD_COMMIT, "max_step",
-                  real_or_null(bench->max_step), "cases", bench->cases));
+                  bench->set == BENCH_SET_CTM ? "ctm" : "decode", "device", bench->device_name,
+                  "host_executor", bench->gpu == NULL, "splitk_policy", bench->policy_name,
+                  "driver", driver, "sm_count", bench->found.sm_count, "sm_mhz",
+                  bench->found.clock_khz / 1000, "memory_mhz", bench->found.memory_clock_khz / 1000,
+                  "l2_bytes", bench->found.l2_bytes, "library", attn_version(), "commit",
+                  ATTN_BUILD_COMMIT, "max_step", real_or_null(bench->max_step), "cases",
+                  bench->cases));
 }
 
 static int run_shapes(struct bench *const bench, const struct bench_shapes *const shapes)
@@ -367,8 +392,7 @@ static int read_option(struct bench *const bench, const int option)
     case 'S':
         bench->has_set = true;
         if (bench_shapes_read_set(optarg, &bench->set)) return CLI_FINE;
-        return cli_usage("bench", "--set is '%s'; it is default, pages, batch, ratio or all",
-                         optarg);
+        return cli_usage("bench", "--set is '%s'; it is " BENCH_SET_NAMES, optarg);
     case 'p':
         bench->policy = optarg;
         if (attn_splitk_parse(optarg, &policy)) return CLI_FINE;
@@ -398,8 +422,17 @@ int command_bench(const int argc, char **const argv)
         result = read_option(&bench, option);
     }
     if (result) return result;
-    if (optind < argc && !strcmp(argv[optind], "decode")) optind++;
+    if (optind < argc && !strcmp(argv[optind], "ctm")) {
+        if (bench.has_set || bench.file)
+            return cli_usage("bench", "ctm is given, and %s: 'bench ctm' is --set ctm",
+                             bench.file ? "--shapes" : "--set");
+        bench.has_set = true;
+        bench.set = BENCH_SET_CTM;
+        optind++;
+    } else if (optind < argc && !strcmp(argv[optind], "decode")) {
+        optind++;
+    }
     if (optind < argc)
-        return cli_usage("bench", "'%s' is not an operation; decode is", argv[optind]);
+        return cli_usage("bench", "'%s' is not an operation; decode and ctm are", argv[optind]);
     return run_bench(&bench);
 }

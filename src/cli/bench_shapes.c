@@ -50,6 +50,7 @@ static int add_ragged(struct bench_shapes *const shapes)
         .q_dtype = ATTN_DTYPE_BF16,
         .kv_dtype = ATTN_DTYPE_BF16,
         .batch = RAGGED_BATCH,
+        .q_len = 1,
         .num_q_heads = 32,
         .num_kv_heads = 8,
         .head_dim = 128,
@@ -73,6 +74,7 @@ static int add_shape(struct bench_shapes *const shapes, const struct decode_shap
         .q_dtype = from->q_dtype,
         .kv_dtype = from->kv_dtype,
         .batch = from->batch,
+        .q_len = 1,
         .num_q_heads = from->num_q_heads,
         .num_kv_heads = from->num_kv_heads,
         .head_dim = from->head_dim,
@@ -135,13 +137,72 @@ static int add_ratio(struct bench_shapes *const shapes)
     return 0;
 }
 
+// FP16 and pages of 128 tokens. NULL if memory ran out.
+static struct bench_shape *add_fp16(struct bench_shapes *const shapes, const char *const name,
+                                    const int32_t batch, const int32_t num_q_heads,
+                                    const int32_t num_kv_heads, const int32_t head_dim)
+{
+    const struct decode_shape shape = {
+        name, batch, num_q_heads, num_kv_heads,    head_dim,
+        128,  8192,  0,           ATTN_DTYPE_FP16, ATTN_DTYPE_FP16
+    };
+    return add_shape(shapes, &shape, false) ? NULL : &shapes->list[shapes->count - 1];
+}
+
+static int add_ctm(struct bench_shapes *const shapes)
+{
+    static const struct {
+        int32_t num_q_heads, num_kv_heads, head_dim;
+    } heads[] = { { 32, 8, 128 }, { 64, 8, 64 }, { 16, 2, 256 }, { 16, 2, 512 } };
+    for (size_t i = 0; i < 2 * sizeof(heads) / sizeof(heads[0]); i++) {
+        const int32_t q = heads[i / 2].num_q_heads, kv = heads[i / 2].num_kv_heads;
+        const int32_t dim = heads[i / 2].head_dim, batch = i % 2 ? 1 : 64;
+        char name[64];
+        snprintf(name, sizeof(name), "ctm %dq%d d%d, %s", q, kv, dim,
+                 i % 2 ? "one, 8k" : "64 x 8k");
+        struct bench_shape *const added = add_fp16(shapes, name, batch, q, kv, dim);
+        if (!added) return -1;
+        added->op = CASE_CTM;
+    }
+    return 0;
+}
+
+static int add_tree(struct bench_shapes *const shapes)
+{
+    static const int32_t q_lens[] = { 1, 8, 64 };
+    for (size_t i = 0; i < sizeof(q_lens) / sizeof(q_lens[0]); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "tree of %d, 32q8 d128, 64 x 8k", q_lens[i]);
+        struct bench_shape *const added = add_fp16(shapes, name, 64, 32, 8, 128);
+        if (!added) return -1;
+        added->q_len = q_lens[i];
+        added->tree = q_lens[i] > 1 ? TREE_RANDOM : TREE_NONE;
+    }
+    return 0;
+}
+
+static int add_skip(struct bench_shapes *const shapes)
+{
+    static const double shares[] = { 0.0, 0.25, 0.5, 0.75, 0.9 };
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "skip %.0f %%, 32q8 d128, 64 x 8k", 100.0 * shares[i]);
+        struct bench_shape *const added = add_fp16(shapes, name, 64, 32, 8, 128);
+        if (!added) return -1;
+        added->has_skip = true;
+        added->skip_share = shares[i];
+    }
+    return 0;
+}
+
 // In the order of enum bench_set.
 static const struct {
     const char *name;
     int (*add)(struct bench_shapes *shapes);
 } sets[] = {
     { "default", add_served }, { "pages", add_pages }, { "batch", add_batch },
-    { "ratio", add_ratio },    { "all", NULL },
+    { "ratio", add_ratio },    { "ctm", add_ctm },     { "tree", add_tree },
+    { "skip", add_skip },      { "all", NULL },
 };
 
 bool bench_shapes_read_set(const char *const text, enum bench_set *const set)
@@ -205,6 +266,51 @@ static const char *read_lens(struct bench_shape *const shape, const json_t *cons
     return NULL;
 }
 
+static bool read_name(const json_t *const from, const char *const key, const char **const name)
+{
+    const json_t *const found = json_object_get(from, key);
+    *name = json_string_value(found);
+    return !found || *name;
+}
+
+static bool is_uniform(const struct bench_shape *const shape)
+{
+    for (int32_t i = 0; i < shape->batch; i++)
+        if (shape->lens[i] != shape->max_len) return false;
+    return true;
+}
+
+// What is not plain decode; NULL, or the key that is wrong.
+static const char *read_extras(struct bench_shape *const shape, const json_t *const from)
+{
+    const json_t *const skip = json_object_get(from, "skip");
+    const char *op, *tree;
+    shape->q_len = 1;
+    if (json_object_get(from, "q_len") &&
+        !read_number(from, "q_len", 1, ATTN_DECODE_MAX_Q_LEN, &shape->q_len))
+        return "q_len";
+    if (!read_name(from, "tree", &tree) || (tree && !tree_read_kind(tree, &shape->tree)))
+        return "tree";
+    if (!read_name(from, "op", &op)) return "op";
+    shape->op = op && !strcmp(op, "ctm") ? CASE_CTM : CASE_DECODE;
+    if (op && strcmp(op, case_op_name(shape->op))) return "op";
+    const bool fp16 = shape->q_dtype == ATTN_DTYPE_FP16;
+    if (shape->op == CASE_CTM) {
+        if (!fp16) return "q_dtype";
+        if (shape->page_size != ATTN_CTM_PAGE_SIZE) return "page_size";
+        if (shape->q_len > 1 && shape->tree == TREE_NONE) return "tree";
+    }
+    if (!skip) return NULL;
+    shape->has_skip = true;
+    shape->skip_share = json_number_value(skip);
+    const bool taken = fp16 && shape->kv_dtype == ATTN_DTYPE_FP16 && !shape->window &&
+                       shape->q_len == 1 && shape->page_size == ATTN_SKIP_KEYS;
+    if (!json_is_number(skip) || !taken || !is_uniform(shape) || shape->max_len % BENCH_SKIP_KEYS ||
+        shape->skip_share < 0.0 || shape->skip_share > BENCH_MAX_SKIP)
+        return "skip";
+    return NULL;
+}
+
 static const char *read_shape(struct bench_shape *const shape, const json_t *const from)
 {
     const char *const name = json_string_value(json_object_get(from, "name"));
@@ -221,7 +327,9 @@ static const char *read_shape(struct bench_shape *const shape, const json_t *con
         return "window";
     if (!read_dtype(from, "q_dtype", ATTN_DTYPE_BF16, &shape->q_dtype)) return "q_dtype";
     if (!read_dtype(from, "kv_dtype", shape->q_dtype, &shape->kv_dtype)) return "kv_dtype";
-    return read_lens(shape, from);
+    const char *const wrong = read_lens(shape, from);
+    if (wrong) return wrong;
+    return read_extras(shape, from);
 }
 
 int bench_shapes_load(struct bench_shapes *const shapes, const char *const path, char *const why,

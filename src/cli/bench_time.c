@@ -27,9 +27,9 @@
 #define HOST_SAMPLES 5
 // Calls whose host time is taken.
 #define LAUNCH_SAMPLES 101
-// Rows checked at most; fewer where that many keys have been walked.
-#define MAX_ROWS 8
-#define MIN_ROWS 2
+// KV heads of a sequence checked at most; fewer where so many keys have been walked, for each row.
+#define MAX_HEADS 8
+#define MIN_HEADS 2
 #define MAX_KEYS (1 << 18)
 #define SEED 1
 
@@ -57,80 +57,89 @@ static void summarise(struct bench_times *const times, double *const samples, co
     times->p90_us = samples[count - 1 - count / 10];
 }
 
+// Half of the bytes of a page are V.
 static double sum_bytes(const struct bench_shape *const shape,
-                        const struct attn_decode_plan *const plan)
+                        const struct attn_decode_plan *const plan, const double dropped_share)
 {
-    return bench_shape_kv_bytes(shape) + plan->other_bytes;
+    return bench_shape_kv_bytes(shape) * (1.0 - 0.5 * dropped_share) + plan->other_bytes;
 }
 
-// The call of one (sequence, head) alone, so that the definition need not walk the rest.
-static struct attn_decode_params pick_row(const struct attn_decode_params *const params,
-                                          const int32_t sequence, const int32_t head)
+// `dropped` of `calls` calls.
+static void note_dropped(struct bench_times *const times, const struct bench_shape *const shape,
+                         const struct attn_decode_plan *const plan, const int64_t dropped,
+                         const int32_t calls)
 {
-    struct attn_decode_params row = *params;
-    const int64_t kv_head = head / (params->num_q_heads / params->num_kv_heads);
-    const int64_t pool = kv_head * params->head_dim * (int64_t) attn_dtype_size(params->kv_dtype);
-    const int64_t q = ((int64_t) sequence * params->num_q_heads + head) * params->head_dim;
-    row.batch = row.num_q_heads = row.num_kv_heads = 1;
-    row.q = (const char *) params->q + q * (int64_t) attn_dtype_size(params->q_dtype);
-    row.k_pool = (const char *) params->k_pool + pool;
-    row.v_pool = (const char *) params->v_pool + pool;
-    row.block_table += (int64_t) sequence * params->max_pages_per_seq;
-    row.seq_lens += sequence;
-    return row;
+    const double pages = (double) bench_shape_pages(shape) * shape->num_kv_heads * calls;
+    if (shape->has_skip && pages > 0.0) times->dropped_share = (double) dropped / pages;
+    times->bytes = sum_bytes(shape, plan, times->dropped_share);
 }
 
-static double sum_squares(const void *const row, const int32_t count, const enum attn_dtype dtype)
+// Of the query heads of one KV head of one sequence, in a call's o.
+static double sum_squares(const struct attn_decode_params *const params, const int32_t sequence,
+                          const int32_t kv_head, const void *const o)
 {
+    const int64_t ratio = params->num_q_heads / params->num_kv_heads,
+                  count = ratio * params->head_dim;
     double sum = 0.0;
-    for (int32_t i = 0; i < count; i++) {
-        const double value = attn_load(row, i, dtype);
-        sum += value * value;
+    for (int32_t token = 0; token < params->q_len; token++) {
+        const int64_t row = ((int64_t) sequence * params->q_len + token) * params->num_q_heads;
+        const int64_t first = (row + kv_head * ratio) * params->head_dim;
+        for (int64_t i = first; i < first + count; i++) {
+            const double value = attn_load(o, i, params->q_dtype);
+            sum += value * value;
+        }
     }
     return sum;
 }
 
-// Compares rows of `o`, all copies' results, with the definition: the last row of the last copy,
-// then random ones.
-static int check_rows(const struct bench_case *const made, const char *const o,
-                      const enum attn_check_bound bound, struct bench_times *const times,
-                      char *const why, const size_t why_size)
+static size_t count_o_bytes(const struct bench_shape *const shape)
+{
+    return (size_t) shape->batch * (size_t) shape->q_len * (size_t) shape->num_q_heads *
+           (size_t) shape->head_dim * attn_dtype_size(shape->q_dtype);
+}
+
+// Compares `o`, all copies' results, with the definition: the last KV head of the last sequence of
+// the last copy, then random ones; of each all query heads and tokens.
+static int check_heads(const struct bench_case *const made, const char *const o,
+                       const enum attn_check_bound bound, struct bench_times *const times,
+                       char *const why, const size_t why_size)
 {
     const struct bench_shape *const shape = made->shape;
-    const size_t row_bytes = (size_t) shape->head_dim * attn_dtype_size(shape->q_dtype);
-    const size_t rows = (size_t) shape->batch * (size_t) shape->num_q_heads;
+    const int32_t rows = shape->num_q_heads / shape->num_kv_heads * shape->q_len;
+    const size_t heads = (size_t) shape->batch * (size_t) shape->num_kv_heads;
     struct random random = { SEED };
-    size_t place = rows * (size_t) made->copies - 1;
+    size_t place = heads * (size_t) made->copies - 1;
     int64_t keys = 0;
     double error_squares = 0.0, squares = 0.0;
-    for (int i = 0; i < MAX_ROWS && (i < MIN_ROWS || keys < MAX_KEYS); i++) {
-        const int32_t sequence = (int32_t) (place % rows / (size_t) shape->num_q_heads);
-        const int32_t head = (int32_t) (place % (size_t) shape->num_q_heads);
-        const struct attn_decode_params params = bench_case_params(made, (int32_t) (place / rows));
-        const struct attn_decode_params row = pick_row(&params, sequence, head);
+    for (int i = 0; i < MAX_HEADS && (i < MIN_HEADS || keys < MAX_KEYS); i++) {
+        const int32_t sequence = (int32_t) (place % heads / (size_t) shape->num_kv_heads);
+        const int32_t kv_head = (int32_t) (place % (size_t) shape->num_kv_heads);
+        const struct attn_decode_params params = bench_case_params(made, (int32_t) (place / heads));
+        const char *const result = o + place / heads * count_o_bytes(shape);
         struct attn_check found;
-        if (attn_check_decode(&row, o + place * row_bytes, NULL, bound, &found)) {
+        if (attn_check_decode_head(&params, sequence, kv_head, result, NULL, bound, &found)) {
             snprintf(why, why_size, "out of memory in the check");
             return -1;
         }
         if (found.failed) {
             snprintf(
                 why, why_size,
-                "not timed, as kernel %s is wrong: o[%d][%d][%d] is %.9g and should be %.9g; %lld elements of "
-                "the row are beyond the bound",
-                times->kernel, sequence, head, found.worst_dim, found.worst_value,
-                found.worst_exact, (long long) found.failed);
+                "not timed, as kernel %s is wrong: o[%d][%d][%d][%d] is %.9g and should be %.9g; %lld of "
+                "%lld elements of the KV head are beyond the bound",
+                times->kernel, sequence, found.worst_token, found.worst_head, found.worst_dim,
+                found.worst_value, found.worst_exact, (long long) found.failed,
+                (long long) found.compared);
             return -1;
         }
         if (found.max_ratio > times->max_ratio) times->max_ratio = found.max_ratio;
-        // Rows are weighed by the result's size in place of the exact one: the same but for that
-        // row's error.
-        const double size = sum_squares(o + place * row_bytes, shape->head_dim, shape->q_dtype);
+        // Heads are weighed by the result's size in place of the exact one: the same but for that
+        // head's error.
+        const double size = sum_squares(&params, sequence, kv_head, result);
         error_squares += found.relative_rms * found.relative_rms * size;
         squares += size;
-        times->rows_checked++;
-        keys += shape->lens[sequence];
-        place = random_below(&random, rows * (size_t) made->copies);
+        times->rows_checked += rows;
+        keys += (int64_t) shape->lens[sequence] * rows;
+        place = random_below(&random, heads * (size_t) made->copies);
     }
     if (squares > 0.0) times->relative_rms = sqrt(error_squares / squares);
     return 0;
@@ -147,11 +156,14 @@ struct session {
     char *pool;
     size_t half;
     char *q, *o, *workspace;
-    int32_t *tables, *lens, *counters;
+    int32_t *tables, *lens, *counters, *mask, *skip_table;
+    int64_t *dropped;
     uint32_t *sink;
     size_t o_bytes;
     int32_t calls;
-    struct gpu_graph *decode, *read;
+    // Bytes that a read reads.
+    double bytes;
+    struct gpu_graph *decode, *dense, *read;
     char *host_o, *host_again;
 };
 
@@ -172,7 +184,8 @@ static int alloc_and_fill(struct session *const s)
     const struct bench_case *const made = s->made;
     const struct bench_shape *const shape = made->shape;
     const size_t lens = (size_t) shape->batch * sizeof(int32_t);
-    const size_t tables = (size_t) made->copies * (size_t) made->columns * lens;
+    const size_t tables = (size_t) made->copies * bench_case_table(made) * sizeof(int32_t);
+    const size_t mask = (size_t) shape->q_len * (size_t) tree_words(shape->q_len) * lens;
     const size_t counters = (size_t) s->plan->num_counters * sizeof(int32_t);
     const size_t slack = (size_t) s->plan->other_bytes + 64;
     const struct {
@@ -186,6 +199,9 @@ static int alloc_and_fill(struct session *const s)
         { &s->tables, tables, made->tables },
         { &s->lens, lens, shape->lens },
         { &s->counters, counters, NULL },
+        { &s->mask, made->mask ? mask : 0, made->mask },
+        { &s->skip_table, sizeof(made->skip_table), made->skip_table },
+        { &s->dropped, sizeof(*s->dropped), NULL },
         { &s->sink, sizeof(*s->sink), NULL },
         { &s->pool, 2 * s->half + slack, NULL },
     };
@@ -211,27 +227,72 @@ static struct attn_decode_params make_params(const struct session *const s, cons
     params.o = s->o + (size_t) copy * s->o_bytes;
     params.k_pool = s->pool;
     params.v_pool = s->pool + s->half;
-    params.block_table =
-        s->tables + (size_t) copy * (size_t) params.batch * (size_t) s->made->columns;
+    params.block_table = s->tables + (size_t) copy * bench_case_table(s->made);
     params.seq_lens = s->lens;
+    params.tree_mask = s->made->mask ? s->mask : NULL;
+    params.skip_table = params.skip_table ? s->skip_table : NULL;
     params.workspace = s->plan->workspace_bytes ? s->workspace : NULL;
     params.workspace_bytes = s->plan->workspace_bytes;
     params.counters = s->plan->num_counters ? s->counters : NULL;
     return params;
 }
 
+// K of all copies and then V is what a pool of ctm is.
+static struct attn_ctm_params make_ctm(const struct session *const s, const int32_t copy)
+{
+    struct attn_ctm_params params = bench_case_ctm(s->made, copy);
+    params.num_pages = s->made->pages * s->made->copies;
+    params.q = s->q;
+    params.output = s->o + (size_t) copy * s->o_bytes;
+    params.kv_pool = s->pool;
+    params.page_table = s->tables + (size_t) copy * bench_case_table(s->made);
+    params.seq_lens = s->lens;
+    params.tree_mask = s->made->mask ? s->mask : NULL;
+    if (params.skip_softmax_scale_table_length) params.skip_softmax_scale_table = s->skip_table;
+    params.workspace = (float *) (void *) s->workspace;
+    params.semaphores = s->counters;
+    params.stream = s->stream;
+    return params;
+}
+
+static enum attn_status call_with(const struct session *const s, const int32_t copy,
+                                  const bool skip, int64_t *const dropped)
+{
+    if (s->made->shape->op == CASE_CTM) {
+        struct attn_ctm_params params = make_ctm(s, copy);
+        params.dropped_pages = dropped;
+        if (!skip) params.skip_softmax_scale_table_length = 0;
+        if (!skip) params.skip_softmax_scale_table = NULL;
+        return attn_ctm_run(s->device, &params);
+    }
+    struct attn_decode_params params = make_params(s, copy);
+    params.dropped_blocks = dropped;
+    if (!skip) params.skip_table = NULL;
+    return attn_decode(s->device, &params, s->stream);
+}
+
 static enum attn_status call_decode(const struct session *const s, const int32_t copy)
 {
-    const struct attn_decode_params params = make_params(s, copy);
-    return attn_decode(s->device, &params, s->stream);
+    return call_with(s, copy, true, NULL);
+}
+
+static enum attn_status call_dense(const struct session *const s, const int32_t copy)
+{
+    return call_with(s, copy, false, NULL);
 }
 
 static enum attn_status call_read(const struct session *const s, const int32_t copy)
 {
-    const double bytes = sum_bytes(s->made->shape, s->plan);
     const size_t start = (size_t) copy * (2 * s->half / (size_t) s->made->copies) / 16 * 16;
-    return attn_bandwidth_probe(s->device, s->pool + start, ((size_t) bytes + 15) / 16 * 16,
+    return attn_bandwidth_probe(s->device, s->pool + start, ((size_t) s->bytes + 15) / 16 * 16,
                                 s->sink, s->stream);
+}
+
+// The smallest launch that there is.
+static enum attn_status call_probe(const struct session *const s, const int32_t copy)
+{
+    (void) copy;
+    return attn_bandwidth_probe(s->device, s->pool, 16, s->sink, s->stream);
 }
 
 // Copies what went wrong first; returns 0 if nothing did.
@@ -248,14 +309,20 @@ static int explain(const int driver, const enum attn_status status, char *const 
 }
 
 // Every copy once, outside a graph, and the results on the host.
-static int run_once(struct session *const s, char *const why, const size_t why_size)
+static int run_once(struct session *const s, struct bench_times *const times, char *const why,
+                    const size_t why_size)
 {
     enum attn_status status = ATTN_OK;
+    int64_t dropped = 0;
     for (int32_t copy = 0; copy < s->made->copies && status == ATTN_OK; copy++)
-        status = call_decode(s, copy);
+        status = call_with(s, copy, true, s->dropped);
     int driver = status == ATTN_OK ? gpu_stream_sync(s->gpu, s->stream) : 0;
     if (!driver && status == ATTN_OK)
         driver = gpu_download(s->gpu, s->host_o, s->o, s->o_bytes * (size_t) s->made->copies);
+    if (!driver && status == ATTN_OK)
+        driver = gpu_download(s->gpu, &dropped, s->dropped, sizeof(dropped));
+    note_dropped(times, s->made->shape, s->plan, dropped, s->made->copies);
+    s->bytes = times->bytes;
     return explain(driver, status, why, why_size);
 }
 
@@ -292,17 +359,23 @@ static int time_graph(const struct session *const s, struct gpu_graph *const gra
 static int sample_times(struct session *const s, struct bench_times *const times, char *const why,
                         const size_t why_size)
 {
-    double decode[WARM_UPS + GPU_SAMPLES], read[WARM_UPS + GPU_SAMPLES];
+    const int count = WARM_UPS + GPU_SAMPLES;
+    double decode[WARM_UPS + GPU_SAMPLES], dense[WARM_UPS + GPU_SAMPLES];
+    double read[WARM_UPS + GPU_SAMPLES];
+    const bool has_skip = s->made->shape->has_skip;
     int driver = 0;
     if (capture(s, call_decode, &s->decode, why, why_size)) return -1;
     if (capture(s, call_read, &s->read, why, why_size)) return -1;
-    for (int i = 0; i < WARM_UPS + GPU_SAMPLES && !driver; i++) {
+    if (has_skip && capture(s, call_dense, &s->dense, why, why_size)) return -1;
+    for (int i = 0; i < count && !driver; i++) {
         driver = time_graph(s, s->read, &read[i]);
+        if (!driver && has_skip) driver = time_graph(s, s->dense, &dense[i]);
+        // Last, so that its results are what is looked at again.
         if (!driver) driver = time_graph(s, s->decode, &decode[i]);
     }
     if (driver) return explain(driver, ATTN_OK, why, why_size);
-    summarise(times, read + WARM_UPS, GPU_SAMPLES);
-    times->limit_us = times->median_us;
+    times->limit_us = take_median(read + WARM_UPS, GPU_SAMPLES);
+    if (has_skip) times->dense_us = take_median(dense + WARM_UPS, GPU_SAMPLES);
     summarise(times, decode + WARM_UPS, GPU_SAMPLES);
     return 0;
 }
@@ -314,13 +387,13 @@ static double read_clock(void)
     return (double) now.tv_sec * 1e6 + (double) now.tv_nsec * 1e-3;
 }
 
-// Host time of a call on an idle stream; without params, of the smallest launch that there is.
-static int time_launch(const struct session *const s, const struct attn_decode_params *const params,
+// Host time of a call on an idle stream.
+static int time_launch(const struct session *const s,
+                       enum attn_status (*const call)(const struct session *, int32_t),
                        double *const us, enum attn_status *const status)
 {
     const double start = read_clock();
-    *status = params ? attn_decode(s->device, params, s->stream)
-                     : attn_bandwidth_probe(s->device, s->pool, 16, s->sink, s->stream);
+    *status = call(s, 0);
     *us = read_clock() - start;
     return *status == ATTN_OK ? gpu_stream_sync(s->gpu, s->stream) : 0;
 }
@@ -328,12 +401,12 @@ static int time_launch(const struct session *const s, const struct attn_decode_p
 static int sample_launches(struct session *const s, struct bench_times *const times,
                            char *const why, const size_t why_size)
 {
-    const struct attn_decode_params params = make_params(s, 0);
     double decode[LAUNCH_SAMPLES], smallest[LAUNCH_SAMPLES];
     for (int i = 0; i < LAUNCH_SAMPLES; i++) {
         enum attn_status status;
-        int driver = time_launch(s, &params, &decode[i], &status);
-        if (!driver && status == ATTN_OK) driver = time_launch(s, NULL, &smallest[i], &status);
+        int driver = time_launch(s, call_decode, &decode[i], &status);
+        if (!driver && status == ATTN_OK)
+            driver = time_launch(s, call_probe, &smallest[i], &status);
         if (explain(driver, status, why, why_size)) return -1;
     }
     times->host_us = take_median(decode, LAUNCH_SAMPLES);
@@ -354,9 +427,10 @@ static int check_again(struct session *const s, char *const why, const size_t wh
 
 static void close_session(struct session *const s)
 {
-    void *const buffers[] = { s->pool,   s->q,    s->o,        s->workspace,
-                              s->tables, s->lens, s->counters, s->sink };
+    void *const buffers[] = { s->pool,     s->q,    s->o,          s->workspace, s->tables, s->lens,
+                              s->counters, s->mask, s->skip_table, s->dropped,   s->sink };
     gpu_graph_destroy(s->gpu, &s->decode);
+    gpu_graph_destroy(s->gpu, &s->dense);
     gpu_graph_destroy(s->gpu, &s->read);
     gpu_stream_destroy(s->gpu, s->stream);
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) gpu_free(s->gpu, buffers[i]);
@@ -380,8 +454,8 @@ static enum bench_result run_session(struct session *const s, struct bench_times
                  2e-9 * (double) s->half);
         return BENCH_SKIPPED;
     }
-    if (explain(driver, ATTN_OK, why, why_size) || run_once(s, why, why_size) ||
-        check_rows(s->made, s->host_o, ATTN_CHECK_KERNEL, times, why, why_size) ||
+    if (explain(driver, ATTN_OK, why, why_size) || run_once(s, times, why, why_size) ||
+        check_heads(s->made, s->host_o, ATTN_CHECK_KERNEL, times, why, why_size) ||
         sample_times(s, times, why, why_size) || sample_launches(s, times, why, why_size) ||
         check_again(s, why, why_size))
         return BENCH_FAILED;
@@ -418,15 +492,24 @@ static enum bench_result start_case(const struct attn_device *const device,
     if (explain(0, status, why, why_size))
         return status == ATTN_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED;
     snprintf(times->kernel, sizeof(times->kernel), "%s", plan->kernel);
-    times->bytes = sum_bytes(shape, plan);
+    times->bytes = sum_bytes(shape, plan, 0.0);
     times->copies = copies;
-    if (bench_shape_pages(shape) * copies > INT32_MAX) {
-        snprintf(why, why_size, "more than 2^31 - 1 pages");
+    // Twice as many in the one pool of ctm.
+    if (bench_shape_pages(shape) * copies > INT32_MAX / 2) {
+        snprintf(why, why_size, "more than 2^30 - 1 pages");
         return BENCH_FAILED;
     }
-    if (!bench_case_make(made, shape, copies, SEED)) return BENCH_DONE;
-    snprintf(why, why_size, "out of memory");
-    return BENCH_FAILED;
+    if (bench_case_make(made, shape, copies, SEED)) {
+        snprintf(why, why_size, "out of memory");
+        return BENCH_FAILED;
+    }
+    if (shape->op == CASE_CTM) {
+        const struct attn_ctm_params params = bench_case_ctm(made, 0);
+        const struct execute_ctm_sizes sizes = execute_find_ctm_sizes(&params);
+        plan->workspace_bytes = sizes.workspace_bytes;
+        plan->num_counters = sizes.num_semaphores;
+    }
+    return BENCH_DONE;
 }
 
 enum bench_result bench_on_gpu(struct attn_device *const device, struct gpu *const gpu,
@@ -449,14 +532,26 @@ enum bench_result bench_on_gpu(struct attn_device *const device, struct gpu *con
         .made = &made,
         .plan = &plan,
         .half = (size_t) copies * (size_t) made.pages * made.page_bytes,
-        .o_bytes = (size_t) shape->batch * (size_t) shape->num_q_heads * (size_t) shape->head_dim *
-                   attn_dtype_size(shape->q_dtype),
+        .o_bytes = count_o_bytes(shape),
         .calls = times->calls,
     };
     result = run_session(&session, times, why, why_size);
     close_session(&session);
     bench_case_free(&made);
     return result;
+}
+
+static enum attn_status execute_shape(struct attn_device *const device,
+                                      const struct bench_case *const made,
+                                      struct execution *const execution, char *const why,
+                                      const size_t why_size)
+{
+    if (made->shape->op == CASE_CTM) {
+        const struct attn_ctm_params params = bench_case_ctm(made, 0);
+        return execute_ctm(device, NULL, &params, execution, why, why_size);
+    }
+    const struct attn_decode_params params = bench_case_params(made, 0);
+    return execute_decode(device, NULL, &params, execution, why, why_size);
 }
 
 enum bench_result bench_on_host(struct attn_device *const device,
@@ -469,16 +564,16 @@ enum bench_result bench_on_host(struct attn_device *const device,
     double samples[HOST_SAMPLES];
     enum bench_result result = start_case(device, shape, 1, &made, &plan, times, why, why_size);
     if (result != BENCH_DONE) return result;
-    const struct attn_decode_params params = bench_case_params(&made, 0);
     for (int i = 0; i < HOST_SAMPLES && result == BENCH_DONE; i++) {
         struct execution execution;
         const double start = read_clock();
-        if (execute_decode(device, NULL, &params, &execution, why, why_size) != ATTN_OK)
+        if (execute_shape(device, &made, &execution, why, why_size) != ATTN_OK)
             result = BENCH_FAILED;
         samples[i] = read_clock() - start;
         if (result == BENCH_DONE && !i &&
-            check_rows(&made, execution.o, ATTN_CHECK_HOST, times, why, why_size))
+            check_heads(&made, execution.o, ATTN_CHECK_HOST, times, why, why_size))
             result = BENCH_FAILED;
+        note_dropped(times, shape, &plan, execution.dropped, 1);
         execution_free(&execution);
     }
     if (result == BENCH_DONE) summarise(times, samples, HOST_SAMPLES);

@@ -16,7 +16,12 @@ struct bench_times {
     // Median time the host spends in a call, and in the smallest launch that there is: a probe of
     // 16 bytes. Neither waits for the GPU. 0 on the host.
     double host_us, launch_us;
-    // That the lengths make a call read and write.
+    // Skip-softmax: of a call on the same tensors without it, measured in turn with the above; 0 on
+    // the host.
+    double dense_us;
+    // Of the pages of KV heads, how many skip-softmax left out.
+    double dropped_share;
+    // That the lengths make a call read and write; not the V of pages that are left out.
     double bytes;
     // Sets of pages used in turn, and calls in a graph; 0 on the host.
     int32_t copies, calls;

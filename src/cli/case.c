@@ -2,6 +2,7 @@
 #include "cli/case.h"
 
 #include "attn/splitk.h"
+#include "host/ctm.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -16,6 +17,8 @@
 // What the library asks of its tensors; copies get more.
 #define TENSOR_ALIGNMENT 16u
 #define COPY_ALIGNMENT 64u
+#define MASK_WORD_BITS 32
+#define SKIP_TABLE "skip_softmax_scale_table"
 
 // What read_* share: the case, where sentences go.
 struct reader {
@@ -25,9 +28,19 @@ struct reader {
     char *why;
 };
 
+size_t case_rows(const struct attn_decode_params *const params)
+{
+    return (size_t) params->batch * (size_t) params->q_len * (size_t) params->num_q_heads;
+}
+
 size_t case_elements(const struct attn_decode_params *const params)
 {
-    return (size_t) params->batch * (size_t) params->num_q_heads * (size_t) params->head_dim;
+    return case_rows(params) * (size_t) params->head_dim;
+}
+
+const char *case_op_name(const enum case_op op)
+{
+    return op == CASE_CTM ? "ctm" : "decode";
 }
 
 __attribute__((format(printf, 2, 3))) static void send_warning(const struct reader *const in,
@@ -175,32 +188,29 @@ static int read_data(const struct reader *const in, const char *const name, cons
     return result ? result : align_data(in, tensor, data);
 }
 
+// [batch, q_len, num_q_heads, head_dim]; decode has it without q_len, too, for one token.
 static int read_query(const struct reader *const in)
 {
     struct attn_decode_params *const params = &in->to->params;
+    const bool ctm = in->to->op == CASE_CTM;
     const int64_t extents[] = { -1, -1, -1, -1 };
     const struct safetensors_tensor *q = safetensors_find(in->to->file, "q");
-    const int rank = q && q->rank == 4 ? 4 : 3;
+    const int rank = ctm || (q && q->rank == 4) ? 4 : 3;
     int result = find_tensor(in, "q", false, rank, extents, &q);
-    if (!result) result = check_dtype(in, q, "BF16", "F16");
+    if (!result) result = check_dtype(in, q, "F16", ctm ? NULL : "BF16");
     if (result) return result;
-    if (rank == 4 && q->shape[1] != 1)
-        return safetensors_fail(in->why,
-                                "%s: tensor 'q' has %" PRId64 " query tokens a sequence; only 1 "
-                                "is supported by this version",
-                                in->to->file->name, q->shape[1]);
-    if (safetensors_find(in->to->file, "tree_mask"))
-        return safetensors_fail(in->why,
-                                "%s: tensor 'tree_mask': trees are not supported by this version",
-                                in->to->file->name);
-    if (q->shape[rank - 2] < 1 || q->shape[rank - 1] < 1)
-        return refuse_shape(in, q, "at least one head of at least one element");
     in->to->has_query_axis = rank == 4;
     params->q_dtype = strcmp(q->dtype, "BF16") ? ATTN_DTYPE_FP16 : ATTN_DTYPE_BF16;
     params->batch = (int32_t) q->shape[0];
+    params->q_len = rank == 4 ? (int32_t) q->shape[1] : 1;
     params->num_q_heads = (int32_t) q->shape[rank - 2];
     params->head_dim = (int32_t) q->shape[rank - 1];
-    params->q_stride = (int64_t) params->num_q_heads * params->head_dim;
+    if (params->q_len < 1 || params->num_q_heads < 1 || params->head_dim < 1)
+        return refuse_shape(in, q, "at least one token of one head of one element");
+    // An empty tensor may be of any shape.
+    params->q_token_stride = (int64_t) params->num_q_heads * params->head_dim;
+    if (__builtin_mul_overflow(params->q_len, params->q_token_stride, &params->q_stride))
+        return refuse_shape(in, q, "a smaller sequence");
     return align_data(in, q, &params->q);
 }
 
@@ -258,6 +268,23 @@ static int read_tables(const struct reader *const in)
     return 0;
 }
 
+// [batch, q_len, words]. *mask stays NULL where it is optional and missing.
+static int read_mask(const struct reader *const in, const bool optional, const int32_t **const mask,
+                     int32_t *const mask_words)
+{
+    const struct attn_decode_params *const params = &in->to->params;
+    const int64_t extents[] = { params->batch, params->q_len, -1 };
+    const int64_t words = (params->q_len - 1) / MASK_WORD_BITS + 1;
+    const void *data;
+    const int result = read_data(in, "tree_mask", optional, "I32", 3, extents, &data);
+    if (result || !data) return result;
+    const struct safetensors_tensor *const tensor = safetensors_find(in->to->file, "tree_mask");
+    if (tensor->shape[2] < words) return refuse_shape(in, tensor, "a bit for each query token");
+    *mask = data;
+    *mask_words = (int32_t) tensor->shape[2];
+    return 0;
+}
+
 // F32 or F64 in `rank` dimensions, as doubles of its own.
 static int read_expected(const struct reader *const in, const char *const name, const int rank,
                          const int64_t *const extents, double **const values)
@@ -290,12 +317,13 @@ static int read_all_expected(const struct reader *const in)
     const struct attn_decode_params *const params = &in->to->params;
     int64_t extents[4] = { params->batch };
     int rank = 1;
-    if (in->to->has_query_axis) extents[rank++] = 1;
+    if (in->to->has_query_axis) extents[rank++] = params->q_len;
     extents[rank++] = params->num_q_heads;
     extents[rank] = params->head_dim;
     const int result = read_expected(in, "expected_o", rank + 1, extents, &in->to->expected_o);
-    return result ? result
-                  : read_expected(in, "expected_lse", rank, extents, &in->to->expected_lse);
+    return result || in->to->op == CASE_CTM
+               ? result
+               : read_expected(in, "expected_lse", rank, extents, &in->to->expected_lse);
 }
 
 static int read_scalars(const struct reader *const in)
@@ -310,6 +338,95 @@ static int read_scalars(const struct reader *const in)
     return result ? result : read_policy(in);
 }
 
+static int read_decode(const struct reader *const in)
+{
+    struct attn_decode_params *const params = &in->to->params;
+    int result = read_query(in);
+    if (!result) result = read_pools(in);
+    if (!result) result = read_tables(in);
+    if (!result) result = read_mask(in, true, &params->tree_mask, &params->mask_words);
+    if (!result) result = read_scalars(in);
+    // Under policy legacy the file's own batch is the largest there is.
+    params->max_decode_seqs = params->batch;
+    return result;
+}
+
+static int read_ctm_pool(const struct reader *const in)
+{
+    struct attn_ctm_params *const ctm = &in->to->ctm;
+    const int64_t extents[] = { -1, ATTN_CTM_PAGE_SIZE, -1, ctm->head_dim };
+    const struct safetensors_tensor *pool;
+    int result = find_tensor(in, "kv_pool", false, 4, extents, &pool);
+    if (!result) result = check_dtype(in, pool, "F16", "F8_E4M3");
+    if (!result) result = align_data(in, pool, &ctm->kv_pool);
+    if (result) return result;
+    if (pool->shape[0] < 2 || pool->shape[0] % 2 || pool->shape[2] < 1)
+        return refuse_shape(in, pool, "as many pages for V as for K, and at least one KV head");
+    ctm->fp8_kv = strcmp(pool->dtype, "F16") != 0;
+    ctm->num_pages = (int32_t) (pool->shape[0] / 2);
+    ctm->num_kv_heads = (int32_t) pool->shape[2];
+    return 0;
+}
+
+static int read_ctm_tables(const struct reader *const in)
+{
+    struct attn_ctm_params *const ctm = &in->to->ctm;
+    const int64_t table[] = { ctm->batch_size, 2, -1 }, lens[] = { ctm->batch_size };
+    const int64_t heads[] = { ctm->num_q_heads }, pairs[] = { -1 };
+    const void *data[4];
+    int result = read_data(in, "page_table", false, "I32", 3, table, &data[0]);
+    if (!result) result = read_data(in, "seq_lens", false, "I32", 1, lens, &data[1]);
+    if (!result) result = read_data(in, "sinks", true, "F32", 1, heads, &data[2]);
+    if (!result) result = read_data(in, SKIP_TABLE, true, "I32", 1, pairs, &data[3]);
+    if (result) return result;
+    ctm->max_pages_per_seq = (int32_t) safetensors_find(in->to->file, "page_table")->shape[2];
+    ctm->page_table = data[0];
+    ctm->seq_lens = data[1];
+    ctm->sinks = data[2];
+    ctm->skip_softmax_scale_table = data[3];
+    if (!data[3]) return 0;
+    const struct safetensors_tensor *const skip = safetensors_find(in->to->file, SKIP_TABLE);
+    if (skip->shape[0] % 2) return refuse_shape(in, skip, "two int32 for each pair");
+    ctm->skip_softmax_scale_table_length = (int32_t) skip->shape[0];
+    return 0;
+}
+
+static int read_ctm_scalars(const struct reader *const in)
+{
+    struct attn_ctm_params *const ctm = &in->to->ctm;
+    int result = read_float(in, "scale", 1.0f, &ctm->attention_scale);
+    if (!result) result = read_float(in, "k_scale", 1.0f, &ctm->k_scale);
+    if (!result) result = read_float(in, "v_scale", 1.0f, &ctm->v_scale);
+    if (!result) result = read_count(in, "window", &ctm->sliding_window);
+    if (!result) result = read_count(in, "contiguous_query_swa", &ctm->contiguous_query_swa);
+    if (result || ctm->contiguous_query_swa <= 1) return result;
+    return safetensors_fail(in->why, "%s: scalar 'contiguous_query_swa' is '%s'; it is 0 or 1",
+                            in->to->file->name, find_scalar(in, "contiguous_query_swa"));
+}
+
+static int read_ctm(const struct reader *const in)
+{
+    struct attn_ctm_params *const ctm = &in->to->ctm;
+    *ctm = ATTN_CTM_PARAMS_INIT;
+    int result = read_query(in);
+    if (result) return result;
+    ctm->q = in->to->params.q;
+    ctm->batch_size = in->to->params.batch;
+    ctm->q_len = in->to->params.q_len;
+    ctm->num_q_heads = in->to->params.num_q_heads;
+    ctm->head_dim = in->to->params.head_dim;
+    result = read_ctm_pool(in);
+    if (!result) result = read_ctm_tables(in);
+    if (!result && ctm->q_len > 1) result = read_mask(in, false, &ctm->tree_mask, &ctm->mask_words);
+    if (!result) result = read_ctm_scalars(in);
+    if (result) return result;
+    if (ctm->q_len == 1 && safetensors_find(in->to->file, "tree_mask"))
+        send_warning(in, "tensor 'tree_mask' is ignored, as there is one query token a sequence");
+    snprintf(in->to->policy, sizeof(in->to->policy), "chunk");
+    in->to->params = attn_reference_ctm(ctm);
+    return 0;
+}
+
 static bool is_listed(const char *const name, const char *const *const list)
 {
     for (size_t i = 0; list[i]; i++)
@@ -319,24 +436,34 @@ static bool is_listed(const char *const name, const char *const *const list)
 
 static void warn_about_extras(const struct reader *const in)
 {
-    static const char *const tensors[] = { "q",          "k_pool",       "v_pool",   "block_table",
-                                           "seq_lens",   "sinks",        "k_scales", "v_scales",
-                                           "expected_o", "expected_lse", NULL };
-    static const char *const keys[] = { "format",  "version", "op",      "scale",  "window",
-                                        "softcap", "k_scale", "v_scale", "policy", NULL };
+    // In the order of enum case_op.
+    static const char *const tensors[][14] = {
+        { "q", "k_pool", "v_pool", "block_table", "seq_lens", "sinks", "tree_mask", "k_scales",
+          "v_scales", "expected_o", "expected_lse", NULL },
+        { "q", "kv_pool", "page_table", "seq_lens", "tree_mask", "sinks", SKIP_TABLE, "expected_o",
+          NULL },
+    };
+    static const char *const keys[][14] = {
+        { "format", "version", "op", "scale", "window", "softcap", "k_scale", "v_scale", "policy",
+          NULL },
+        { "format", "version", "op", "scale", "window", "contiguous_query_swa", "k_scale",
+          "v_scale", NULL },
+    };
     const char *key;
     json_t *value;
+    const enum case_op op = in->to->op;
     for (size_t i = 0; i < in->to->file->num_tensors; i++)
-        if (!is_listed(in->to->file->tensors[i].name, tensors))
+        if (!is_listed(in->to->file->tensors[i].name, tensors[op]))
             send_warning(in, "tensor '%.80s' is not one of this operation's, and ignored",
                          in->to->file->tensors[i].name);
-    json_object_foreach((json_t *) in->to->file->metadata, key, value) if (!is_listed(key, keys))
+    json_object_foreach((json_t *) in->to->file->metadata, key,
+                        value) if (!is_listed(key, keys[op]))
         send_warning(in, "scalar '%.80s' is not one of this operation's, and ignored", key);
 }
 
 static int check_identity(const struct reader *const in)
 {
-    static const char *const later[] = { "ctm", "prefill", "tiled", NULL };
+    static const char *const later[] = { "prefill", "tiled", NULL };
     const char *const format = find_scalar(in, "format"), *const version =
                                                               find_scalar(in, "version");
     const char *const op = find_scalar(in, "op"), *const name = in->to->file->name;
@@ -348,7 +475,8 @@ static int check_identity(const struct reader *const in)
         return safetensors_fail(in->why, "%s: case file version '%s'; this program reads version 1",
                                 name, version ? version : "(none)");
     if (!op) return safetensors_fail(in->why, "%s: scalar 'op' is missing", name);
-    if (!strcmp(op, "decode")) return 0;
+    in->to->op = strcmp(op, "ctm") ? CASE_DECODE : CASE_CTM;
+    if (!strcmp(op, case_op_name(in->to->op))) return 0;
     if (is_listed(op, later))
         return safetensors_fail(in->why, "%s: operation %s is not supported by this version", name,
                                 op);
@@ -359,13 +487,8 @@ static int read_case(const struct reader *const in)
 {
     in->to->params = ATTN_DECODE_PARAMS_INIT;
     int result = check_identity(in);
-    if (!result) result = read_query(in);
-    if (!result) result = read_pools(in);
-    if (!result) result = read_tables(in);
-    if (!result) result = read_scalars(in);
+    if (!result) result = in->to->op == CASE_CTM ? read_ctm(in) : read_decode(in);
     if (!result) result = read_all_expected(in);
-    // Under policy legacy the file's own batch is the largest there is.
-    in->to->params.max_decode_seqs = in->to->params.batch;
     if (!result) warn_about_extras(in);
     if (result) case_free(in->to);
     return result;

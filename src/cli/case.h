@@ -7,19 +7,28 @@
 #ifndef ATTN_CLI_CASE_H
 #define ATTN_CLI_CASE_H
 
+#include "attn/ctm.h"
 #include "attn/decode.h"
 #include "cli/safetensors.h"
 
+enum case_op {
+    CASE_DECODE,
+    CASE_CTM,
+};
+
 struct case_file {
     struct safetensors *file;
-    // A decode call on host pointers, strides filled in; o, lse, fault and what a launch needs
-    // (workspace, counters) are NULL.
+    enum case_op op;
+    // A decode call on host pointers, strides filled in; o, lse, fault, dropped_blocks and what a
+    // launch needs (workspace, counters) are NULL. Of a ctm case: what it is as a call of decode.
     struct attn_decode_params params;
-    // As written in the file; "": the target's.
+    // The call of a ctm case on host pointers, without the same; all 0 otherwise.
+    struct attn_ctm_params ctm;
+    // As written in the file; "": the target's. Of a ctm case: chunk, whatever the file has.
     char policy[32];
     // In o's shape, and in that without head_dim; NULL where the file has none.
     double *expected_o, *expected_lse;
-    // 1 if q is [batch, 1, num_q_heads, head_dim] in the file, and o shall be, too.
+    // 1 if q is [batch, q_len, num_q_heads, head_dim] in the file, and o shall be, too.
     int has_query_axis;
     // Copies of tensors that are not aligned in the file, and how many.
     void *copies[16];
@@ -36,7 +45,10 @@ int case_parse(struct case_file *loaded, const char *name, const void *bytes, si
                case_warn_fn warn, void *user, char *why);
 void case_free(struct case_file *loaded);
 
-// Elements of q and of o; rows are elements / head_dim.
+// Elements of q and of o, and of lse.
 size_t case_elements(const struct attn_decode_params *params);
+size_t case_rows(const struct attn_decode_params *params);
+// "decode", "ctm".
+const char *case_op_name(enum case_op op);
 
 #endif

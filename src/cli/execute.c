@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/execute.h"
 
+#include "host/ctm.h"
+
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +21,74 @@ static void *alloc_aligned(const size_t bytes)
                : aligned_alloc(ALIGNMENT, (bytes / ALIGNMENT + 1) * ALIGNMENT);
 }
 
+// A call of either operation. Of a ctm call, `decode` is what it is as one of decode: sizes of
+// tensors are those of both.
+struct call {
+    bool is_ctm;
+    struct attn_decode_params decode;
+    struct attn_ctm_params ctm;
+    size_t workspace_bytes;
+    int32_t num_counters;
+};
+
+// What a call writes.
+struct outputs {
+    void *o;
+    float *lse;
+    int32_t *fault;
+    int64_t *dropped;
+    void *workspace;
+    int32_t *counters;
+};
+
 size_t execute_pool_bytes(const struct attn_decode_params *const params)
 {
     return (size_t) params->num_pages * (size_t) params->k_page_stride *
            attn_dtype_size(params->kv_dtype);
+}
+
+struct execute_ctm_sizes execute_find_ctm_sizes(const struct attn_ctm_params *const p)
+{
+    const bool tree = p->q_len > 1;
+    const int64_t floats =
+        tree ? attn_ctm_tree_workspace_elems(p->batch_size, p->q_len, p->num_q_heads,
+                                             p->num_kv_heads, p->head_dim)
+             : attn_ctm_workspace_elems(p->batch_size, p->num_q_heads, p->head_dim);
+    const int64_t semaphores = tree ? attn_ctm_tree_semaphore_elems(p->batch_size, p->q_len,
+                                                                    p->num_q_heads, p->num_kv_heads)
+                                    : attn_ctm_semaphore_elems(p->batch_size, p->num_kv_heads);
+    if (floats < 0 || semaphores < 0) return (struct execute_ctm_sizes){ 0, 0 };
+    return (struct execute_ctm_sizes){ (size_t) floats * sizeof(float), (int32_t) semaphores };
+}
+
+static void set_outputs(struct call *const call, const struct outputs *const to)
+{
+    call->decode.o = call->ctm.output = to->o;
+    call->decode.lse = to->lse;
+    call->decode.fault = call->ctm.fault = to->fault;
+    call->decode.dropped_blocks = call->ctm.dropped_pages = to->dropped;
+    call->decode.workspace = call->workspace_bytes ? to->workspace : NULL;
+    call->decode.workspace_bytes = call->workspace_bytes;
+    call->ctm.workspace = call->decode.workspace;
+    call->decode.counters = call->ctm.semaphores = call->num_counters ? to->counters : NULL;
+}
+
+static enum attn_status enqueue(struct attn_device *const device, struct call *const call,
+                                const attn_stream stream)
+{
+    call->ctm.stream = stream;
+    return call->is_ctm ? attn_ctm_run(device, &call->ctm)
+                        : attn_decode(device, &call->decode, stream);
+}
+
+static size_t count_o_bytes(const struct call *const call)
+{
+    return case_elements(&call->decode) * attn_dtype_size(call->decode.q_dtype);
+}
+
+static size_t count_lse_bytes(const struct call *const call)
+{
+    return call->is_ctm ? 0 : case_rows(&call->decode) * sizeof(float);
 }
 
 static enum attn_status fail_memory(char *const why, const size_t why_size)
@@ -47,27 +114,20 @@ static enum attn_status fail_library(const enum attn_status status, char *const 
     return status;
 }
 
-static enum attn_status run_on_host(struct attn_device *const device,
-                                    const struct attn_decode_params *const params,
-                                    const struct attn_decode_plan *const plan,
+static enum attn_status run_on_host(struct attn_device *const device, struct call *const call,
                                     struct execution *const result, char *const why,
                                     const size_t why_size)
 {
-    struct attn_decode_params call = *params;
-    void *const workspace = alloc_aligned(plan->workspace_bytes);
-    int32_t *const counters = calloc((size_t) plan->num_counters + 1, sizeof(*counters));
+    void *const workspace = alloc_aligned(call->workspace_bytes);
+    int32_t *const counters = calloc((size_t) call->num_counters + 1, sizeof(*counters));
     enum attn_status status = ATTN_ERROR_NO_MEMORY;
     if (!workspace || !counters) {
         fail_memory(why, why_size);
         goto out;
     }
-    call.o = result->o;
-    call.lse = result->lse;
-    call.fault = &result->fault;
-    call.workspace = plan->workspace_bytes ? workspace : NULL;
-    call.workspace_bytes = plan->workspace_bytes;
-    call.counters = plan->num_counters ? counters : NULL;
-    status = attn_decode(device, &call, NULL);
+    set_outputs(call, &(struct outputs){ result->o, result->lse, &result->fault, &result->dropped,
+                                         workspace, counters });
+    status = enqueue(device, call, NULL);
     if (status != ATTN_OK) fail_library(status, why, why_size);
 out:
     free(workspace);
@@ -100,61 +160,113 @@ static void *make_buffer(struct buffers *const all, const void *const from, cons
     return pointer;
 }
 
-static void upload_inputs(struct buffers *const all, struct attn_decode_params *const call)
+// A copy; NULL stays NULL.
+static void *upload(struct buffers *const all, const void *const from, const size_t bytes)
 {
-    const size_t batch = (size_t) call->batch, heads = (size_t) call->num_q_heads;
-    const size_t kv_heads = (size_t) call->num_kv_heads, pool = execute_pool_bytes(call);
-    call->q = make_buffer(all, call->q, 0,
-                          batch * heads * (size_t) call->head_dim * attn_dtype_size(call->q_dtype));
-    call->k_pool = make_buffer(all, call->k_pool, 0, pool);
-    call->v_pool = make_buffer(all, call->v_pool, 0, pool);
-    call->block_table = make_buffer(all, call->block_table, 0,
-                                    batch * (size_t) call->max_pages_per_seq * sizeof(int32_t));
-    call->seq_lens = make_buffer(all, call->seq_lens, 0, batch * sizeof(int32_t));
-    if (call->sinks) call->sinks = make_buffer(all, call->sinks, 0, heads * sizeof(float));
-    if (call->k_scales)
-        call->k_scales = make_buffer(all, call->k_scales, 0, kv_heads * sizeof(float));
-    if (call->v_scales)
-        call->v_scales = make_buffer(all, call->v_scales, 0, kv_heads * sizeof(float));
+    return from ? make_buffer(all, from, 0, bytes) : NULL;
+}
+
+static void upload_decode(struct buffers *const all, struct attn_decode_params *const to)
+{
+    const size_t batch = (size_t) to->batch, word = sizeof(int32_t);
+    const size_t pool = execute_pool_bytes(to), kv_heads = (size_t) to->num_kv_heads;
+    const size_t mask = batch * (size_t) to->q_len * (size_t) to->mask_words;
+    to->q = upload(all, to->q, case_elements(to) * attn_dtype_size(to->q_dtype));
+    to->k_pool = upload(all, to->k_pool, pool);
+    to->v_pool = upload(all, to->v_pool, pool);
+    to->block_table = upload(all, to->block_table, batch * (size_t) to->max_pages_per_seq * word);
+    to->seq_lens = upload(all, to->seq_lens, batch * word);
+    to->tree_mask = upload(all, to->tree_mask, mask * word);
+    to->skip_table = upload(all, to->skip_table, (size_t) to->skip_table_length * word);
+    to->sinks = upload(all, to->sinks, (size_t) to->num_q_heads * sizeof(float));
+    to->k_scales = upload(all, to->k_scales, kv_heads * sizeof(float));
+    to->v_scales = upload(all, to->v_scales, kv_heads * sizeof(float));
+}
+
+static void upload_ctm(struct buffers *const all, const struct attn_decode_params *const decode,
+                       struct attn_ctm_params *const to)
+{
+    const size_t batch = (size_t) to->batch_size, word = sizeof(int32_t);
+    const size_t table = batch * 2 * (size_t) to->max_pages_per_seq;
+    const size_t mask = batch * (size_t) to->q_len * (size_t) to->mask_words;
+    to->q = upload(all, to->q, case_elements(decode) * attn_dtype_size(decode->q_dtype));
+    to->kv_pool = upload(all, to->kv_pool, execute_pool_bytes(decode));
+    to->page_table = upload(all, to->page_table, table * word);
+    to->seq_lens = upload(all, to->seq_lens, batch * word);
+    to->tree_mask = upload(all, to->tree_mask, mask * word);
+    to->sinks = upload(all, to->sinks, (size_t) to->num_q_heads * sizeof(float));
+    to->skip_softmax_scale_table = upload(all, to->skip_softmax_scale_table,
+                                          (size_t) to->skip_softmax_scale_table_length * word);
+}
+
+static void make_outputs(struct buffers *const all, const struct call *const call,
+                         const struct execution *const result, struct outputs *const to)
+{
+    const size_t counters = (size_t) call->num_counters * sizeof(int32_t);
+    to->o = make_buffer(all, NULL, POISON, count_o_bytes(call));
+    to->lse = call->is_ctm ? NULL : make_buffer(all, NULL, POISON, count_lse_bytes(call));
+    to->fault = make_buffer(all, &result->fault, 0, sizeof(result->fault));
+    to->dropped = make_buffer(all, &result->dropped, 0, sizeof(result->dropped));
+    to->workspace =
+        call->workspace_bytes ? make_buffer(all, NULL, POISON, call->workspace_bytes) : NULL;
+    to->counters = call->num_counters ? make_buffer(all, NULL, 0, counters) : NULL;
+}
+
+static int download(struct gpu *const gpu, const struct call *const call,
+                    const struct outputs *const from, struct execution *const result)
+{
+    int error = gpu_download(gpu, result->o, from->o, count_o_bytes(call));
+    if (!error && from->lse)
+        error = gpu_download(gpu, result->lse, from->lse, count_lse_bytes(call));
+    if (!error) error = gpu_download(gpu, &result->fault, from->fault, sizeof(result->fault));
+    if (!error) error = gpu_download(gpu, &result->dropped, from->dropped, sizeof(result->dropped));
+    return error;
 }
 
 static enum attn_status run_on_gpu(struct attn_device *const device, struct gpu *const gpu,
-                                   const struct attn_decode_params *const params,
-                                   const struct attn_decode_plan *const plan,
-                                   struct execution *const result, char *const why,
-                                   const size_t why_size)
+                                   struct call *const call, struct execution *const result,
+                                   char *const why, const size_t why_size)
 {
-    struct attn_decode_params call = *params;
     struct buffers all = { .gpu = gpu };
+    struct outputs outputs;
     attn_stream stream = NULL;
     enum attn_status status = ATTN_OK;
-    const size_t rows = (size_t) call.batch * (size_t) call.num_q_heads;
-    const size_t o_bytes = rows * (size_t) call.head_dim * attn_dtype_size(call.q_dtype);
-    upload_inputs(&all, &call);
-    call.o = make_buffer(&all, NULL, POISON, o_bytes);
-    call.lse = make_buffer(&all, NULL, POISON, rows * sizeof(float));
-    call.fault = make_buffer(&all, &result->fault, 0, sizeof(result->fault));
-    call.workspace_bytes = plan->workspace_bytes;
-    call.workspace =
-        plan->workspace_bytes ? make_buffer(&all, NULL, POISON, plan->workspace_bytes) : NULL;
-    call.counters = plan->num_counters
-                        ? make_buffer(&all, NULL, 0, (size_t) plan->num_counters * sizeof(int32_t))
-                        : NULL;
+    if (call->is_ctm)
+        upload_ctm(&all, &call->decode, &call->ctm);
+    else
+        upload_decode(&all, &call->decode);
+    make_outputs(&all, call, result, &outputs);
+    set_outputs(call, &outputs);
     if (!all.error) all.error = gpu_stream_create(gpu, &stream);
     if (!all.error) {
-        status = attn_decode(device, &call, stream);
+        status = enqueue(device, call, stream);
         if (status != ATTN_OK) fail_library(status, why, why_size);
     }
     if (!all.error && status == ATTN_OK) all.error = gpu_stream_sync(gpu, stream);
-    if (!all.error && status == ATTN_OK) {
-        all.error = gpu_download(gpu, result->o, call.o, o_bytes);
-        if (!all.error) all.error = gpu_download(gpu, result->lse, call.lse, rows * sizeof(float));
-        if (!all.error)
-            all.error = gpu_download(gpu, &result->fault, call.fault, sizeof(result->fault));
-    }
+    if (!all.error && status == ATTN_OK) all.error = download(gpu, call, &outputs, result);
     if (all.error) status = fail_driver(all.error, why, why_size);
     gpu_stream_destroy(gpu, stream);
     for (int i = 0; i < all.count; i++) gpu_free(gpu, all.pointers[i]);
+    return status;
+}
+
+static enum attn_status run_call(struct attn_device *const device, struct gpu *const gpu,
+                                 struct call *const call, const char *const kernel,
+                                 struct execution *const result, char *const why,
+                                 const size_t why_size)
+{
+    enum attn_status status = ATTN_OK;
+    result->fault = INT32_MAX;
+    result->kernel = kernel;
+    result->o = alloc_aligned(count_o_bytes(call));
+    result->lse = call->is_ctm ? NULL : alloc_aligned(count_lse_bytes(call));
+    if (!result->o || (!call->is_ctm && !result->lse))
+        status = fail_memory(why, why_size);
+    else if (gpu)
+        status = run_on_gpu(device, gpu, call, result, why, why_size);
+    else
+        status = run_on_host(device, call, result, why, why_size);
+    if (status != ATTN_OK) execution_free(result);
     return status;
 }
 
@@ -163,24 +275,40 @@ enum attn_status execute_decode(struct attn_device *const device, struct gpu *co
                                 struct execution *const result, char *const why,
                                 const size_t why_size)
 {
+    struct call call = { .is_ctm = false, .decode = *params };
     const struct attn_decode_shape shape = attn_decode_shape_of(params);
     struct attn_decode_plan plan = { .size = sizeof(plan) };
-    const size_t rows = (size_t) params->batch * (size_t) params->num_q_heads;
     memset(result, 0, sizeof(*result));
-    enum attn_status status = attn_decode_plan(device, &shape, &plan);
+    const enum attn_status status = attn_decode_plan(device, &shape, &plan);
     if (status != ATTN_OK) return fail_library(status, why, why_size);
-    result->fault = INT32_MAX;
-    result->kernel = plan.kernel;
-    result->o = alloc_aligned(rows * (size_t) params->head_dim * attn_dtype_size(params->q_dtype));
-    result->lse = alloc_aligned(rows * sizeof(float));
-    if (!result->o || !result->lse)
-        status = fail_memory(why, why_size);
-    else if (gpu)
-        status = run_on_gpu(device, gpu, params, &plan, result, why, why_size);
-    else
-        status = run_on_host(device, params, &plan, result, why, why_size);
-    if (status != ATTN_OK) execution_free(result);
-    return status;
+    call.workspace_bytes = plan.workspace_bytes;
+    call.num_counters = plan.num_counters;
+    return run_call(device, gpu, &call, plan.kernel, result, why, why_size);
+}
+
+enum attn_status execute_ctm(struct attn_device *const device, struct gpu *const gpu,
+                             const struct attn_ctm_params *const params,
+                             struct execution *const result, char *const why, const size_t why_size)
+{
+    struct call call = { .is_ctm = true, .decode = attn_reference_ctm(params), .ctm = *params };
+    const struct attn_decode_shape shape = attn_decode_shape_of(&call.decode);
+    const struct execute_ctm_sizes sizes = execute_find_ctm_sizes(params);
+    struct attn_decode_plan plan = { .size = sizeof(plan) };
+    memset(result, 0, sizeof(*result));
+    // For the kernel's name alone. What ctm does not serve, it says itself.
+    if (attn_decode_plan(device, &shape, &plan) != ATTN_OK) plan.kernel = "";
+    call.workspace_bytes = sizes.workspace_bytes;
+    call.num_counters = sizes.num_semaphores;
+    return run_call(device, gpu, &call, plan.kernel, result, why, why_size);
+}
+
+enum attn_status execute_case(struct attn_device *const device, struct gpu *const gpu,
+                              const struct case_file *const loaded, struct execution *const result,
+                              char *const why, const size_t why_size)
+{
+    return loaded->op == CASE_CTM
+               ? execute_ctm(device, gpu, &loaded->ctm, result, why, why_size)
+               : execute_decode(device, gpu, &loaded->params, result, why, why_size);
 }
 
 void execution_free(struct execution *const result)

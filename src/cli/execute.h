@@ -1,31 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Runs a decode call given on host pointers, on the host executor or with its tensors copied to a
-// GPU.
+// Runs a call given on host pointers, on the host executor or with its tensors copied to a GPU.
 #ifndef ATTN_CLI_EXECUTE_H
 #define ATTN_CLI_EXECUTE_H
 
 #include "attn/attn.h"
+#include "cli/case.h"
 #include "cli/gpu.h"
 
 struct execution {
-    // [batch, num_q_heads, head_dim] of q_dtype, and [batch, num_q_heads].
+    // [batch, q_len, num_q_heads, head_dim] of q_dtype, and [batch, q_len, num_q_heads]; lse is
+    // NULL for ctm, which has none.
     void *o;
     float *lse;
     // Smallest index of a faulty sequence, or INT32_MAX.
     int32_t fault;
-    // Of the plan; valid as long as the device.
+    // Blocks that skip-softmax left out.
+    int64_t dropped;
+    // Of the plan; valid as long as the device. "": the device has no plan of that shape.
     const char *kernel;
 };
 
-// `params` as case_load fills them; its o, lse, fault, workspace and counters are not looked at.
+// `params` as case_load fills them; what is written, workspace and counters are not looked at.
 // `gpu` is NULL for a host device. ATTN_OK, or a status and a sentence in `why`; *result then owns
 // nothing.
 enum attn_status execute_decode(struct attn_device *device, struct gpu *gpu,
                                 const struct attn_decode_params *params, struct execution *result,
                                 char *why, size_t why_size);
+// The same for attn_ctm_run.
+enum attn_status execute_ctm(struct attn_device *device, struct gpu *gpu,
+                             const struct attn_ctm_params *params, struct execution *result,
+                             char *why, size_t why_size);
+// Whichever the case is of.
+enum attn_status execute_case(struct attn_device *device, struct gpu *gpu,
+                              const struct case_file *loaded, struct execution *result, char *why,
+                              size_t why_size);
 void execution_free(struct execution *result);
 
-// Bytes of the pools as strides lay them out, the last page whole.
+// Bytes of K as strides lay it out, the last page whole; V is alike.
 size_t execute_pool_bytes(const struct attn_decode_params *params);
+
+// What attn_ctm_run needs for a call. 0 where it would refuse the call.
+struct execute_ctm_sizes {
+    size_t workspace_bytes;
+    int32_t num_semaphores;
+};
+struct execute_ctm_sizes execute_find_ctm_sizes(const struct attn_ctm_params *params);
 
 #endif

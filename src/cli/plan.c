@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // `attn plan`: how a call would run on a target, and the time its bytes take there. Needs no GPU.
+#include "cli/execute.h"
 #include "cli/shape.h"
 
 #include <getopt.h>
@@ -23,12 +24,12 @@ struct plan_options {
 static void print_help(void)
 {
     printf(
-        "Usage: attn plan decode [options]\n\n"
+        "Usage: attn plan decode|ctm [options]\n\n"
         "Shows the kernel, how the keys are cut, the launch, the workspace, and the time that reading\n"
         "the bytes takes at the target's memory bandwidth. Needs no GPU.\n\n" SHAPE_HELP
         "  --target NAME    one target; without it, every pack that is found\n"
         "  --device         the GPU of this machine\n"
-        "  --policy P       split-K policy: legacy, auto, chunk, chunk:N, a count, off\n"
+        "  --policy P       split-K policy: legacy, auto, chunk, chunk:N, a count, off; not of ctm\n"
         "  --json           one JSON object\n");
 }
 
@@ -51,14 +52,53 @@ static json_t *make_document(const struct shape_options *const shape,
     char policy[64];
     attn_splitk_format(info->splitk_policy, policy, sizeof(policy));
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:i, s:f, s:f, s:f, s:i, s:f}",
-        "target", info->target, "device", info->name, "kernel", plan->kernel, "splitk_policy",
-        policy, "num_splits", (int) plan->num_splits, "chunk_keys", (int) plan->chunk_keys, "grid",
-        (int) plan->grid, "block", (int) plan->block, "smem_bytes", (int) plan->smem_bytes,
-        "workspace_bytes", (json_int_t) plan->workspace_bytes, "counters", (int) plan->num_counters,
-        "kv_bytes", kv_bytes, "other_bytes", plan->other_bytes, "flops", plan->flops * share,
-        "memory_bandwidth_gbs", (int) info->memory_bandwidth_gbs, "limit_us",
+        "{s:s, s:s, s:i, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:i, s:f, s:f, s:f, s:i, s:f}",
+        "target", info->target, "device", info->name, "q_len", (int) shape->q_len, "kernel",
+        plan->kernel, "splitk_policy", policy, "num_splits", (int) plan->num_splits, "chunk_keys",
+        (int) plan->chunk_keys, "grid", (int) plan->grid, "block", (int) plan->block, "smem_bytes",
+        (int) plan->smem_bytes, "workspace_bytes", (json_int_t) plan->workspace_bytes, "counters",
+        (int) plan->num_counters, "kv_bytes", kv_bytes, "other_bytes", plan->other_bytes, "flops",
+        plan->flops * share, "memory_bandwidth_gbs", (int) info->memory_bandwidth_gbs, "limit_us",
         info->memory_bandwidth_gbs ? bytes / info->memory_bandwidth_gbs * 1e-3 : 0.0);
+}
+
+static struct attn_ctm_params make_ctm(const struct shape_options *const shape)
+{
+    struct attn_ctm_params params = ATTN_CTM_PARAMS_INIT;
+    params.batch_size = shape->batch;
+    params.q_len = shape->q_len;
+    params.num_q_heads = shape->num_q_heads;
+    params.num_kv_heads = shape->num_kv_heads;
+    params.head_dim = shape->head_dim;
+    params.sliding_window = shape->window;
+    params.fp8_kv = shape->kv_dtype == ATTN_DTYPE_E4M3;
+    return params;
+}
+
+// With q_len 1 either will do.
+static bool is_ctm_served(const struct attn_ctm_params *const p)
+{
+    return attn_ctm_supported_tree(p->num_q_heads, p->num_kv_heads, p->head_dim, p->fp8_kv,
+                                   p->sliding_window, false) ||
+           (p->q_len == 1 && attn_ctm_supported(p->num_q_heads, p->num_kv_heads, p->head_dim,
+                                                p->fp8_kv, p->sliding_window, false));
+}
+
+// Sizes of a ctm call follow from its arguments alone, not from the plan.
+static void set_ctm_sizes(const struct shape_options *const shape,
+                          struct attn_decode_plan *const plan)
+{
+    const struct attn_ctm_params params = make_ctm(shape);
+    const struct execute_ctm_sizes sizes = execute_find_ctm_sizes(&params);
+    plan->workspace_bytes = sizes.workspace_bytes;
+    plan->num_counters = sizes.num_semaphores;
+}
+
+static void add_ctm_sizes(json_t *const document, const struct attn_decode_plan *const plan)
+{
+    const json_int_t elems = (json_int_t) (plan->workspace_bytes / sizeof(float));
+    json_object_set_new(document, "workspace_elems", json_integer(elems));
+    json_object_set_new(document, "semaphore_elems", json_integer(plan->num_counters));
 }
 
 // NULL after a sentence.
@@ -71,13 +111,16 @@ static json_t *plan_device(const struct plan_options *const options,
     struct attn_device *device = NULL;
     json_t *document = NULL;
     params->log = cli_log;
-    params->splitk_policy = options->policy;
+    params->splitk_policy = options->shape.op == CASE_CTM ? "chunk" : options->policy;
     if (attn_device_open(&device, params) == ATTN_OK &&
         attn_device_describe(device, &info) == ATTN_OK &&
-        attn_decode_plan(device, &shape, &plan) == ATTN_OK)
+        attn_decode_plan(device, &shape, &plan) == ATTN_OK) {
+        if (options->shape.op == CASE_CTM) set_ctm_sizes(&options->shape, &plan);
         document = make_document(&options->shape, &info, &plan);
-    else
+        if (options->shape.op == CASE_CTM) add_ctm_sizes(document, &plan);
+    } else {
         cli_fail_library();
+    }
     attn_device_close(&device);
     return document;
 }
@@ -121,7 +164,7 @@ static double get_number(const json_t *const object, const char *const key)
     return json_number_value(json_object_get(object, key));
 }
 
-static void print_plan(const json_t *const plan)
+static void print_plan(const enum case_op op, const json_t *const plan)
 {
     const char *const target = json_string_value(json_object_get(plan, "target"));
     const int splits = (int) get_number(plan, "num_splits"),
@@ -140,8 +183,12 @@ static void print_plan(const json_t *const plan)
         printf("by length\n");
     printf("  launch      %.0f blocks of %.0f threads, %.0f bytes of shared memory each\n",
            get_number(plan, "grid"), get_number(plan, "block"), get_number(plan, "smem_bytes"));
-    printf("  workspace   %.0f bytes, %.0f counters\n", get_number(plan, "workspace_bytes"),
-           get_number(plan, "counters"));
+    if (op == CASE_CTM)
+        printf("  workspace   %.0f FP32 elements, %.0f semaphores; for any lengths and tables\n",
+               get_number(plan, "workspace_elems"), get_number(plan, "semaphore_elems"));
+    else
+        printf("  workspace   %.0f bytes, %.0f counters\n", get_number(plan, "workspace_bytes"),
+               get_number(plan, "counters"));
     printf("  bytes       %.0f of K and V, %.0f of the rest; %.3g flops\n",
            get_number(plan, "kv_bytes"), get_number(plan, "other_bytes"),
            get_number(plan, "flops"));
@@ -167,12 +214,27 @@ static int show_plans(const struct plan_options *const options)
         plans = plan_targets(options, &failed);
     }
     if (options->as_json) {
-        const int result = cli_print_json(json_pack("{s:s, s:o}", "op", "decode", "plans", plans));
+        const int result = cli_print_json(
+            json_pack("{s:s, s:o}", "op", case_op_name(options->shape.op), "plans", plans));
         return failed ? CLI_FAILED : result;
     }
-    json_array_foreach(plans, i, plan) print_plan(plan);
+    json_array_foreach(plans, i, plan) print_plan(options->shape.op, plan);
     json_decref(plans);
     return failed ? CLI_FAILED : CLI_FINE;
+}
+
+static int show_ctm_plans(const struct plan_options *const options)
+{
+    const struct attn_ctm_params params = make_ctm(&options->shape);
+    const bool fits = !params.batch_size || execute_find_ctm_sizes(&params).num_semaphores > 0;
+    if (is_ctm_served(&params) && fits) return show_plans(options);
+    if (!fits && is_ctm_served(&params))
+        return cli_fail("the semaphores of %d sequences are more than ctm can count",
+                        params.batch_size);
+    return cli_fail(
+        "ctm does not serve %d query heads on %d KV heads of head_dim %d with %s K and V",
+        params.num_q_heads, params.num_kv_heads, params.head_dim,
+        attn_dtype_name(options->shape.kv_dtype));
 }
 
 static int read_option(struct plan_options *const to, const int option)
@@ -215,10 +277,11 @@ int command_plan(const int argc, char **const argv)
         result = read_option(&plan, option);
     }
     if (result) return result;
-    if (optind + 1 != argc || strcmp(argv[optind], "decode"))
-        return cli_usage("plan", "one operation is needed: decode");
     if (plan.target && plan.on_device)
         return cli_usage("plan", "--target and --device exclude each other");
-    result = shape_finish(&plan.shape, "plan");
-    return result ? result : show_plans(&plan);
+    result = shape_finish(&plan.shape, "plan", argc - optind, argv + optind);
+    if (result) return result;
+    if (plan.shape.op == CASE_CTM && plan.policy)
+        return cli_usage("plan", "--policy is given; sequences of ctm are cut as under chunk");
+    return plan.shape.op == CASE_CTM ? show_ctm_plans(&plan) : show_plans(&plan);
 }

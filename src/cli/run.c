@@ -4,6 +4,7 @@
 #include "cli/case.h"
 #include "cli/cli.h"
 #include "cli/execute.h"
+#include "cli/shape.h"
 #include "host/check.h"
 
 #include <getopt.h>
@@ -38,7 +39,7 @@ static void print_help(void)
         "Usage: attn run FILE [options]\n\n"
         "Runs the operation of a case file (safetensors with format = attn-case in its metadata).\n\n"
         "  -o, --output OUT   write o (and lse) to a safetensors file\n"
-        "  --lse              write lse, too\n"
+        "  --lse              write lse, too; ctm has none\n"
         "  --device D         host, gpu or auto: the GPU if there is one that works (auto)\n"
         "  --check            compare with the double-precision definition, and with expected_o and\n"
         "                     expected_lse if the file has them; exit status 1 beyond the error bound\n"
@@ -60,7 +61,7 @@ static int check_result(struct run *const run)
     const struct attn_decode_params *const params = &run->loaded.params;
     struct verdict *const oracle = &run->verdicts[0], *const expected = &run->verdicts[1];
     oracle->standard = "definition";
-    oracle->has_lse = true;
+    oracle->has_lse = run->result.lse != NULL;
     if (attn_check_decode(params, run->result.o, run->result.lse, get_bound(run), &oracle->found))
         return cli_fail("%s: out of memory in the check", run->options.file);
     oracle->done = true;
@@ -86,21 +87,21 @@ static int write_output(struct run *const run)
         { .name = "lse",
           .dtype = "F32",
           .data = run->result.lse,
-          .bytes = (size_t) params->batch * (size_t) params->num_q_heads * sizeof(float) },
+          .bytes = case_rows(params) * sizeof(float) },
     };
     for (int i = 0; i < 2; i++) {
         int64_t *const shape = tensors[i].shape;
         int rank = 0;
         shape[rank++] = params->batch;
-        if (run->loaded.has_query_axis) shape[rank++] = 1;
+        if (run->loaded.has_query_axis) shape[rank++] = params->q_len;
         shape[rank++] = params->num_q_heads;
         if (!i) shape[rank++] = params->head_dim;
         tensors[i].rank = rank;
     }
     char why[SAFETENSORS_WHY_SIZE];
-    json_t *const metadata =
-        json_pack("{s:s, s:s, s:s, s:s, s:s}", "format", "attn-result", "version", "1", "op",
-                  "decode", "kernel", run->result.kernel, "library", attn_version());
+    json_t *const metadata = json_pack("{s:s, s:s, s:s, s:s, s:s}", "format", "attn-result",
+                                       "version", "1", "op", case_op_name(run->loaded.op), "kernel",
+                                       run->result.kernel, "library", attn_version());
     const int result = safetensors_write(run->options.output, tensors,
                                          run->options.with_lse ? 2 : 1, metadata, why);
     json_decref(metadata);
@@ -111,13 +112,13 @@ static json_t *describe_verdict(const struct verdict *const verdict)
 {
     const struct attn_check *const found = &verdict->found;
     json_t *const object =
-        json_pack("{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:i, s:i, s:i}", "against",
+        json_pack("{s:s, s:b, s:I, s:I, s:o, s:o, s:o, s:i, s:i, s:i, s:i}", "against",
                   verdict->standard, "ok", is_good(verdict), "compared",
                   (json_int_t) found->compared, "failed", (json_int_t) found->failed, "max_error",
                   cli_json_real(found->max_error), "max_ratio", cli_json_real(found->max_ratio),
                   "relative_rms", cli_json_real(found->relative_rms), "worst_sequence",
-                  (int) found->worst_sequence, "worst_head", (int) found->worst_head, "worst_dim",
-                  (int) found->worst_dim);
+                  (int) found->worst_sequence, "worst_token", (int) found->worst_token,
+                  "worst_head", (int) found->worst_head, "worst_dim", (int) found->worst_dim);
     if (!verdict->has_lse) return object;
     json_object_set_new(object, "lse_failed", json_integer((json_int_t) found->lse_failed));
     json_object_set_new(object, "lse_max_error", cli_json_real(found->lse_max_error));
@@ -136,35 +137,67 @@ static int print_json(const struct run *const run, const bool good)
             json_array_append_new(checks, describe_verdict(&run->verdicts[i]));
     json_t *const fault =
         run->result.fault == INT32_MAX ? json_null() : json_integer(run->result.fault);
+    json_t *const dropped =
+        params->skip_table ? json_integer((json_int_t) run->result.dropped) : json_null();
     return cli_print_json(
-        json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:o, s:o}", "ok",
-                  good, "file", run->options.file, "op", "decode", "device", info.name, "kernel",
-                  run->result.kernel, "batch", (int) params->batch, "num_q_heads",
-                  (int) params->num_q_heads, "num_kv_heads", (int) params->num_kv_heads, "head_dim",
-                  (int) params->head_dim, "page_size", (int) params->page_size, "q_dtype",
-                  attn_dtype_name(params->q_dtype), "kv_dtype", attn_dtype_name(params->kv_dtype),
-                  "fault_sequence", fault, "checks", checks));
+        json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s, s:s, s:o, "
+                  "s:o, s:o}",
+                  "ok", good, "file", run->options.file, "op", case_op_name(run->loaded.op),
+                  "device", info.name, "kernel", run->result.kernel, "batch", (int) params->batch,
+                  "q_len", (int) params->q_len, "tree_mask", params->tree_mask != NULL,
+                  "num_q_heads", (int) params->num_q_heads, "num_kv_heads",
+                  (int) params->num_kv_heads, "head_dim", (int) params->head_dim, "page_size",
+                  (int) params->page_size, "q_dtype", attn_dtype_name(params->q_dtype), "kv_dtype",
+                  attn_dtype_name(params->kv_dtype), "fault_sequence", fault, "dropped_pages",
+                  dropped, "checks", checks));
 }
 
-static void print_verdict(const struct verdict *const verdict)
+// "[sequence][token][head][dim]", as o is indexed in the file.
+static void format_worst(const struct run *const run, const struct attn_check *const found,
+                         char *const text, const size_t size)
+{
+    char token[16] = "";
+    if (run->loaded.has_query_axis) snprintf(token, sizeof(token), "[%d]", found->worst_token);
+    snprintf(text, size, "[%d]%s[%d][%d]", found->worst_sequence, token, found->worst_head,
+             found->worst_dim);
+}
+
+static void print_verdict(const struct run *const run, const struct verdict *const verdict)
 {
     const struct attn_check *const found = &verdict->found;
+    char worst[64];
+    format_worst(run, found, worst, sizeof(worst));
     printf("%-11s ", verdict->standard);
     cli_print_verdict(stdout, is_good(verdict), is_good(verdict) ? "ok" : "FAILED");
     printf(": o max error %.3g, relative RMS %.3g, at most %.3f of the bound", found->max_error,
            found->relative_rms, found->max_ratio);
+    if (found->max_ratio > 0.0) printf(", in o%s", worst);
     if (verdict->has_lse)
         printf("; lse max error %.3g, %.3f of the bound", found->lse_max_error,
                found->lse_max_ratio);
     printf("\n");
     if (found->failed)
         printf(
-            "            %lld of %lld elements beyond the bound; the worst is o[%d][%d][%d] = %.9g, "
-            "exactly %.9g\n",
-            (long long) found->failed, (long long) found->compared, found->worst_sequence,
-            found->worst_head, found->worst_dim, found->worst_value, found->worst_exact);
+            "            %lld of %lld elements beyond the bound; the worst is o%s = %.9g, exactly "
+            "%.9g\n",
+            (long long) found->failed, (long long) found->compared, worst, found->worst_value,
+            found->worst_exact);
     if (found->lse_failed)
         printf("            %lld lse beyond the bound\n", (long long) found->lse_failed);
+}
+
+// Pages with attended keys, for each KV head of each sequence: what `dropped` is a part of.
+static int64_t count_pages(const struct attn_decode_params *const params)
+{
+    const int64_t most = (int64_t) params->max_pages_per_seq * params->page_size;
+    int64_t pages = 0;
+    for (int32_t i = 0; i < params->batch; i++) {
+        if (params->seq_lens[i] <= 0) continue;
+        const int32_t len = params->seq_lens[i] < most ? params->seq_lens[i] : (int32_t) most;
+        const int32_t first = (len - shape_attended(len, params->window)) / params->page_size;
+        pages += shape_pages(len, params->page_size) - first;
+    }
+    return pages * params->num_kv_heads;
 }
 
 static void print_readable(const struct run *const run)
@@ -176,12 +209,19 @@ static void print_readable(const struct run *const run)
     for (int32_t i = 0; i < params->batch; i++)
         if (params->seq_lens[i] > longest) longest = params->seq_lens[i];
     printf(
-        "decode      %d sequences of up to %d keys, %d/%d heads, head_dim %d, page %d, q %s, K and V %s\n",
-        params->batch, longest, params->num_q_heads, params->num_kv_heads, params->head_dim,
-        params->page_size, attn_dtype_name(params->q_dtype), attn_dtype_name(params->kv_dtype));
+        "%-11s %d sequences of up to %d keys, %d/%d heads, head_dim %d, page %d, q %s, K and V %s\n",
+        case_op_name(run->loaded.op), params->batch, longest, params->num_q_heads,
+        params->num_kv_heads, params->head_dim, params->page_size, attn_dtype_name(params->q_dtype),
+        attn_dtype_name(params->kv_dtype));
+    if (params->q_len > 1)
+        printf("tokens      %d a sequence, %s\n", params->q_len,
+               params->tree_mask ? "with a tree mask" : "causal");
     printf("device      %s\nkernel      %s\n", info.name, run->result.kernel);
+    if (params->skip_table)
+        printf("dropped     %lld of %lld pages of a KV head, by skip-softmax\n",
+               (long long) run->result.dropped, (long long) count_pages(params));
     for (int i = 0; i < 2; i++)
-        if (run->verdicts[i].done) print_verdict(&run->verdicts[i]);
+        if (run->verdicts[i].done) print_verdict(run, &run->verdicts[i]);
     if (run->options.output) printf("written     %s\n", run->options.output);
 }
 
@@ -191,13 +231,12 @@ static int execute(struct run *const run)
     const char *const policy = run->loaded.policy;
     if (cli_open_device(run->options.device, policy, &run->device, &run->gpu)) return CLI_FAILED;
     enum attn_status status =
-        execute_decode(run->device, run->gpu, &run->loaded.params, &run->result, why, sizeof(why));
+        execute_case(run->device, run->gpu, &run->loaded, &run->result, why, sizeof(why));
     if (status == ATTN_ERROR_UNSUPPORTED && run->gpu && run->options.device == CLI_DEVICE_AUTO) {
         cli_warn("the host executor is used: %s", why);
         cli_close_device(&run->device, &run->gpu);
         if (cli_open_device(CLI_DEVICE_HOST, policy, &run->device, &run->gpu)) return CLI_FAILED;
-        status =
-            execute_decode(run->device, NULL, &run->loaded.params, &run->result, why, sizeof(why));
+        status = execute_case(run->device, NULL, &run->loaded, &run->result, why, sizeof(why));
     }
     return status == ATTN_OK ? CLI_FINE : cli_fail("%s: %s", run->options.file, why);
 }
@@ -213,11 +252,13 @@ static int report(struct run *const run)
         result = print_json(run, good);
     else
         print_readable(run);
+    const char *const fewer =
+        run->loaded.params.q_len > 1 ? ", of fewer keys than query tokens," : "";
     if (run->result.fault != INT32_MAX)
         cli_fail(
-            "%s: sequence %d has a length below 0 or past its block table, or a page id outside the "
+            "%s: sequence %d has a length below 0%s or past its page table, or a page id outside the "
             "pool among its attended keys; such keys count as absent",
-            run->options.file, run->result.fault);
+            run->options.file, run->result.fault, fewer);
     return good ? result : CLI_FAILED;
 }
 
@@ -226,7 +267,10 @@ static int run_case(struct run *const run)
     char why[SAFETENSORS_WHY_SIZE];
     if (case_load(&run->loaded, run->options.file, cli_warn_sentence, NULL, why))
         return cli_fail("%s", why);
-    int result = execute(run);
+    int result = CLI_FINE;
+    if (run->options.with_lse && run->loaded.op == CASE_CTM)
+        result = cli_fail("%s: --lse: the operation ctm has no lse", run->options.file);
+    if (!result) result = execute(run);
     if (!result && run->options.check) result = check_result(run);
     if (!result && run->options.output) result = write_output(run);
     if (!result) result = report(run);

@@ -4,6 +4,7 @@
 #include "cli/random.h"
 #include "cli/safetensors.h"
 #include "cli/shape.h"
+#include "cli/tree.h"
 #include "host/reference.h"
 
 #include <getopt.h>
@@ -17,6 +18,9 @@ enum {
     OPTION_SOFTCAP,
     OPTION_SINKS,
     OPTION_POLICY,
+    OPTION_TREE,
+    OPTION_SWA,
+    OPTION_SKIP,
 };
 
 // E4M3 pools: two scales, so that a swapped one shows.
@@ -27,18 +31,29 @@ enum {
 #define SPARE_PAGES 3
 // So that the columns can be counted in 32 bits.
 #define MAX_LEN (1 << 30)
+// Words of a mask's row beyond those that are needed.
+#define SPARE_WORDS 1
+#define MAX_SKIP_PAIRS 32
 
 struct sample {
     struct shape_options shape;
     const char *output, *policy;
     int64_t seed;
     float scale, softcap;
-    bool with_sinks;
+    bool with_sinks, with_tree, contiguous_query_swa;
+    enum tree_kind tree;
+    // Pairs (length, S).
+    int32_t skip[2 * MAX_SKIP_PAIRS];
+    int32_t num_skip;
 
     struct random random;
-    int32_t columns;
-    int64_t num_pages;
-    int32_t *lens, *table, *order;
+    // Rows of a sequence in the table: 1, or for ctm 2, the last of which is V's.
+    int32_t table_rows, columns;
+    // With keys or spare, and in a pool: that of ctm has those of V behind those of K.
+    int64_t num_pages, pool_pages;
+    int32_t mask_words;
+    int32_t *lens, *table, *order, *mask;
+    // V's pool is K's for ctm.
     void *q, *k, *v;
     float *sinks;
 };
@@ -46,20 +61,24 @@ struct sample {
 static void print_help(void)
 {
     printf(
-        "Usage: attn sample decode [options] -o FILE\n\n"
+        "Usage: attn sample decode|ctm [options] -o FILE\n\n"
         "Writes a well-formed case: normally distributed q, K and V, pages in random order, NaN in every\n"
-        "slot that no sequence reaches.\n\n"
+        "slot that no query token attends. A length below --q-len becomes 0.\n\n"
         "  -o, --output F   the file\n" SHAPE_HELP
         "  --scale X        multiplies q . k (1 / sqrt(head_dim))\n"
-        "  --softcap X      0: none (0)\n"
         "  --sinks          with a sink for each query head\n"
-        "  --policy P       split-K policy to write into the case\n"
+        "  --tree T         none, causal, full, star, or random: a random tree a sequence, some padded\n"
+        "                   with rows of 0 (none; ctm with --q-len above 1: causal)\n"
+        "  --softcap X      decode; 0: none (0)\n"
+        "  --policy P       decode; split-K policy to write into the case\n"
+        "  --contiguous-query-swa  ctm; the window moves with the query token\n"
+        "  --skip TABLE     ctm; skip-softmax with pairs length:S, as in 0:200,4096:400\n"
         "  --seed N         equal seeds give equal files (1)\n");
 }
 
 static size_t count_pool(const struct sample *const s)
 {
-    return (size_t) s->num_pages * (size_t) s->shape.page_size * (size_t) s->shape.num_kv_heads *
+    return (size_t) s->pool_pages * (size_t) s->shape.page_size * (size_t) s->shape.num_kv_heads *
            (size_t) s->shape.head_dim;
 }
 
@@ -75,40 +94,86 @@ static void draw_lengths(struct sample *const s)
     const int64_t span = (int64_t) s->shape.max_len - s->shape.min_len + 1;
     s->num_pages = SPARE_PAGES;
     for (int32_t i = 0; i < s->shape.batch; i++) {
-        s->lens[i] = s->shape.min_len + (int32_t) random_below(&s->random, (uint64_t) span);
+        const int32_t len = s->shape.min_len + (int32_t) random_below(&s->random, (uint64_t) span);
+        s->lens[i] = len < s->shape.q_len ? 0 : len;
         s->num_pages += shape_pages(s->lens[i], s->shape.page_size);
+    }
+    s->pool_pages = s->num_pages * s->table_rows;
+}
+
+static int32_t *find_row(const struct sample *const s, const int32_t sequence, const int32_t row)
+{
+    return s->table +
+           ((size_t) sequence * (size_t) s->table_rows + (size_t) row) * (size_t) s->columns;
+}
+
+// Pages of K, or of V, in random order; beyond a sequence's last one, in turn nothing, a page past
+// the pool, and a page of NaN.
+static void fill_table(struct sample *const s, const int32_t row)
+{
+    const int32_t first = (int32_t) s->num_pages * row;
+    int64_t next = 0;
+    random_order(&s->random, s->order, (int32_t) s->num_pages);
+    const int32_t wild[] = { -1, 0x7F7F7F7F, first + s->order[s->num_pages - 1] };
+    for (int32_t i = 0; i < s->shape.batch; i++) {
+        int32_t *const pages = find_row(s, i, row);
+        const int32_t used = shape_pages(s->lens[i], s->shape.page_size);
+        for (int32_t j = 0; j < s->columns; j++)
+            pages[j] = j < used ? first + s->order[next++] : wild[j % 3];
     }
 }
 
-// Pages in random order; beyond a sequence's last one, in turn nothing, a page past the pool, and a
-// page of NaN.
-static void fill_table(struct sample *const s)
+static void fill_masks(struct sample *const s)
 {
-    int64_t next = 0;
-    random_order(&s->random, s->order, (int32_t) s->num_pages);
-    const int32_t wild[] = { -1, 0x7F7F7F7F, s->order[s->num_pages - 1] };
+    const int32_t q_len = s->shape.q_len;
     for (int32_t i = 0; i < s->shape.batch; i++) {
-        int32_t *const row = s->table + (size_t) i * (size_t) s->columns;
-        const int32_t used = shape_pages(s->lens[i], s->shape.page_size);
-        for (int32_t j = 0; j < s->columns; j++) row[j] = j < used ? s->order[next++] : wild[j % 3];
+        const int32_t nodes = s->tree == TREE_RANDOM
+                                  ? 1 + (int32_t) random_below(&s->random, (uint64_t) q_len)
+                                  : q_len;
+        tree_fill(s->mask + (size_t) i * (size_t) q_len * (size_t) s->mask_words, s->tree, q_len,
+                  nodes, s->mask_words, &s->random);
     }
+}
+
+// Whether a query token of the sequence attends the key.
+static bool is_attended(const struct sample *const s, const int32_t sequence, const int32_t key)
+{
+    const int32_t len = s->lens[sequence], q_len = s->shape.q_len, past = len - q_len;
+    const bool shared = s->shape.op == CASE_CTM && !s->contiguous_query_swa;
+    for (int32_t i = 0; i < q_len; i++) {
+        const int32_t end = shared ? len : past + i + 1;
+        const size_t row = (size_t) sequence * (size_t) q_len + (size_t) i;
+        if (key < end - shape_attended(end, s->shape.window)) continue;
+        if (key < past) return true;
+        if (s->with_tree ? tree_has_bit(s->mask + row * (size_t) s->mask_words, key - past)
+                         : key <= past + i)
+            return true;
+    }
+    return false;
+}
+
+static void fill_key(struct sample *const s, void *const pool, const int32_t page,
+                     const int32_t slot, const double factor)
+{
+    const int64_t token = (int64_t) s->shape.num_kv_heads * s->shape.head_dim;
+    fill_normal(s, pool, ((int64_t) page * s->shape.page_size + slot) * token, token,
+                s->shape.kv_dtype, factor);
 }
 
 static void fill_pools(struct sample *const s)
 {
     const bool e4m3 = s->shape.kv_dtype == ATTN_DTYPE_E4M3;
     const size_t bytes = count_pool(s) * attn_dtype_size(s->shape.kv_dtype);
-    const int64_t token = (int64_t) s->shape.num_kv_heads * s->shape.head_dim;
     memset(s->k, 0xFF, bytes);
     memset(s->v, 0xFF, bytes);
     for (int32_t i = 0; i < s->shape.batch; i++) {
-        const int32_t attended = shape_attended(s->lens[i], s->shape.window);
-        for (int32_t t = s->lens[i] - attended; t < s->lens[i]; t++) {
-            const int64_t page =
-                s->table[(size_t) i * (size_t) s->columns + (size_t) (t / s->shape.page_size)];
-            const int64_t place = (page * s->shape.page_size + t % s->shape.page_size) * token;
-            fill_normal(s, s->k, place, token, s->shape.kv_dtype, e4m3 ? 1.0 / E4M3_K_SCALE : 1.0);
-            fill_normal(s, s->v, place, token, s->shape.kv_dtype, e4m3 ? 1.0 / E4M3_V_SCALE : 1.0);
+        const int32_t *const k_row = find_row(s, i, 0), *const v_row =
+                                                            find_row(s, i, s->table_rows - 1);
+        for (int32_t t = 0; t < s->lens[i]; t++) {
+            const int32_t column = t / s->shape.page_size, slot = t % s->shape.page_size;
+            if (!is_attended(s, i, t)) continue;
+            fill_key(s, s->k, k_row[column], slot, e4m3 ? 1.0 / E4M3_K_SCALE : 1.0);
+            fill_key(s, s->v, v_row[column], slot, e4m3 ? 1.0 / E4M3_V_SCALE : 1.0);
         }
     }
 }
@@ -116,37 +181,42 @@ static void fill_pools(struct sample *const s)
 // Checked before anything is allocated: every count fits where it goes.
 static int check_size(const struct sample *const s)
 {
-    const double pool = (double) s->num_pages * s->shape.page_size * s->shape.num_kv_heads *
+    const double pool = (double) s->pool_pages * s->shape.page_size * s->shape.num_kv_heads *
                         s->shape.head_dim * (double) attn_dtype_size(s->shape.kv_dtype);
-    if (s->num_pages > INT32_MAX || pool > 1e12)
+    if (s->pool_pages > INT32_MAX || pool > 1e12)
         return cli_fail(
             "the pools would have %lld pages and %.3g bytes each; a sample has at most 2^31 - 1 "
             "pages and 10^12 bytes",
-            (long long) s->num_pages, pool);
+            (long long) s->pool_pages, pool);
     return CLI_FINE;
 }
 
 static int make_tensors(struct sample *const s)
 {
-    const size_t batch = (size_t) s->shape.batch;
+    const size_t batch = (size_t) s->shape.batch, tokens = batch * (size_t) s->shape.q_len;
     s->random.state = (uint64_t) s->seed;
+    s->table_rows = s->shape.op == CASE_CTM ? 2 : 1;
     s->columns = shape_pages(s->shape.max_len, s->shape.page_size) + SPARE_COLUMNS;
+    s->mask_words = tree_words(s->shape.q_len) + SPARE_WORDS;
     s->lens = malloc((batch + 1) * sizeof(*s->lens));
     if (!s->lens) return cli_fail("out of memory");
     draw_lengths(s);
     if (check_size(s)) return CLI_FAILED;
     const size_t pool = count_pool(s) * attn_dtype_size(s->shape.kv_dtype);
-    const size_t rows = batch * (size_t) s->shape.num_q_heads;
+    const size_t q = tokens * (size_t) s->shape.num_q_heads * (size_t) s->shape.head_dim;
+    const size_t table = batch * (size_t) s->table_rows * (size_t) s->columns;
     s->order = malloc((size_t) s->num_pages * sizeof(*s->order));
-    s->table = calloc(batch * (size_t) s->columns + 1, sizeof(*s->table));
-    s->q = calloc(rows * (size_t) s->shape.head_dim + 1, attn_dtype_size(s->shape.q_dtype));
+    s->table = calloc(table + 1, sizeof(*s->table));
+    s->mask = calloc(tokens * (size_t) s->mask_words + 1, sizeof(*s->mask));
+    s->q = calloc(q + 1, attn_dtype_size(s->shape.q_dtype));
     s->k = malloc(pool + 1);
-    s->v = malloc(pool + 1);
+    s->v = s->shape.op == CASE_CTM ? s->k : malloc(pool + 1);
     s->sinks = malloc((size_t) s->shape.num_q_heads * sizeof(*s->sinks));
-    if (!s->order || !s->table || !s->q || !s->k || !s->v || !s->sinks)
-        return cli_fail("out of memory: the pools would have %zu bytes each", pool);
-    fill_table(s);
-    fill_normal(s, s->q, 0, (int64_t) (rows * (size_t) s->shape.head_dim), s->shape.q_dtype, 1.0);
+    if (!s->order || !s->table || !s->mask || !s->q || !s->k || !s->v || !s->sinks)
+        return cli_fail("out of memory: a pool would have %zu bytes", pool);
+    for (int32_t row = 0; row < s->table_rows; row++) fill_table(s, row);
+    if (s->with_tree) fill_masks(s);
+    fill_normal(s, s->q, 0, (int64_t) q, s->shape.q_dtype, 1.0);
     fill_pools(s);
     for (int32_t i = 0; i < s->shape.num_q_heads; i++)
         s->sinks[i] = (float) random_normal(&s->random);
@@ -163,14 +233,16 @@ static void set_number(json_t *const metadata, const char *const key, const floa
 
 static json_t *make_metadata(const struct sample *const s)
 {
-    json_t *const metadata =
-        json_pack("{s:s, s:s, s:s}", "format", "attn-case", "version", "1", "op", "decode");
+    json_t *const metadata = json_pack("{s:s, s:s, s:s}", "format", "attn-case", "version", "1",
+                                       "op", case_op_name(s->shape.op));
     char window[16];
     set_number(metadata, "scale",
                s->scale > 0.0f ? s->scale : 1.0f / sqrtf((float) s->shape.head_dim));
     if (s->softcap > 0.0f) set_number(metadata, "softcap", s->softcap);
     snprintf(window, sizeof(window), "%d", s->shape.window);
     if (s->shape.window) json_object_set_new(metadata, "window", json_string(window));
+    if (s->contiguous_query_swa)
+        json_object_set_new(metadata, "contiguous_query_swa", json_string("1"));
     if (s->policy) json_object_set_new(metadata, "policy", json_string(s->policy));
     if (s->shape.kv_dtype == ATTN_DTYPE_E4M3) {
         set_number(metadata, "k_scale", E4M3_K_SCALE);
@@ -184,35 +256,67 @@ static const char *name_dtype(const enum attn_dtype dtype)
     return dtype == ATTN_DTYPE_BF16 ? "BF16" : dtype == ATTN_DTYPE_FP16 ? "F16" : "F8_E4M3";
 }
 
+#define MAX_TENSORS 8
+
+struct tensors {
+    struct safetensors_tensor list[MAX_TENSORS];
+    size_t count;
+};
+
+// Its shape is that of the extents before the first that is -1.
+static void add_tensor(struct tensors *const to, const char *const name,
+                       const enum attn_dtype dtype, const void *const data,
+                       const int64_t extents[4])
+{
+    struct safetensors_tensor *const tensor = &to->list[to->count++];
+    *tensor = (struct safetensors_tensor){ .name = name, .data = data };
+    tensor->dtype = dtype == ATTN_DTYPE_INT32  ? "I32"
+                    : dtype == ATTN_DTYPE_FP32 ? "F32"
+                                               : name_dtype(dtype);
+    tensor->bytes = attn_dtype_size(dtype);
+    for (int i = 0; i < 4 && extents[i] >= 0; i++) {
+        tensor->shape[tensor->rank++] = extents[i];
+        tensor->bytes *= (size_t) extents[i];
+    }
+}
+
+// The large ones first: they stay aligned.
+static void list_tensors(const struct sample *const s, struct tensors *const to)
+{
+    const int64_t batch = s->shape.batch, q_len = s->shape.q_len, dim = s->shape.head_dim;
+    const int64_t heads = s->shape.num_q_heads, columns = s->columns;
+    const int64_t pool[] = { s->pool_pages, s->shape.page_size, s->shape.num_kv_heads, dim };
+    const bool ctm = s->shape.op == CASE_CTM;
+    add_tensor(to, ctm ? "kv_pool" : "k_pool", s->shape.kv_dtype, s->k, pool);
+    if (!ctm) add_tensor(to, "v_pool", s->shape.kv_dtype, s->v, pool);
+    if (ctm || q_len > 1)
+        add_tensor(to, "q", s->shape.q_dtype, s->q, (int64_t[]){ batch, q_len, heads, dim });
+    else
+        add_tensor(to, "q", s->shape.q_dtype, s->q, (int64_t[]){ batch, heads, dim, -1 });
+    if (ctm)
+        add_tensor(to, "page_table", ATTN_DTYPE_INT32, s->table,
+                   (int64_t[]){ batch, s->table_rows, columns, -1 });
+    else
+        add_tensor(to, "block_table", ATTN_DTYPE_INT32, s->table,
+                   (int64_t[]){ batch, columns, -1, -1 });
+    add_tensor(to, "seq_lens", ATTN_DTYPE_INT32, s->lens, (int64_t[]){ batch, -1, -1, -1 });
+    if (s->with_tree)
+        add_tensor(to, "tree_mask", ATTN_DTYPE_INT32, s->mask,
+                   (int64_t[]){ batch, q_len, s->mask_words, -1 });
+    if (s->with_sinks)
+        add_tensor(to, "sinks", ATTN_DTYPE_FP32, s->sinks, (int64_t[]){ heads, -1, -1, -1 });
+    if (s->num_skip)
+        add_tensor(to, "skip_softmax_scale_table", ATTN_DTYPE_INT32, s->skip,
+                   (int64_t[]){ s->num_skip, -1, -1, -1 });
+}
+
 static int write_sample(const struct sample *const s)
 {
-    const size_t batch = (size_t) s->shape.batch, heads = (size_t) s->shape.num_q_heads;
-    const size_t pool = count_pool(s) * attn_dtype_size(s->shape.kv_dtype);
-    const char *const kv = name_dtype(s->shape.kv_dtype);
-    const int64_t kv_heads = s->shape.num_kv_heads, dim = s->shape.head_dim;
-    // The large ones first: they stay aligned.
-    const struct safetensors_tensor tensors[] = {
-        { "k_pool", kv, 4, { s->num_pages, s->shape.page_size, kv_heads, dim }, s->k, pool },
-        { "v_pool", kv, 4, { s->num_pages, s->shape.page_size, kv_heads, dim }, s->v, pool },
-        { "q",
-          name_dtype(s->shape.q_dtype),
-          3,
-          { s->shape.batch, s->shape.num_q_heads, dim },
-          s->q,
-          batch * heads * (size_t) dim * attn_dtype_size(s->shape.q_dtype) },
-        { "block_table",
-          "I32",
-          2,
-          { s->shape.batch, s->columns },
-          s->table,
-          batch * (size_t) s->columns * sizeof(int32_t) },
-        { "seq_lens", "I32", 1, { s->shape.batch }, s->lens, batch * sizeof(int32_t) },
-        { "sinks", "F32", 1, { s->shape.num_q_heads }, s->sinks, heads * sizeof(float) },
-    };
-    const size_t count = sizeof(tensors) / sizeof(tensors[0]) - (s->with_sinks ? 0 : 1);
+    struct tensors tensors = { .count = 0 };
     char why[SAFETENSORS_WHY_SIZE];
+    list_tensors(s, &tensors);
     json_t *const metadata = make_metadata(s);
-    const int result = safetensors_write(s->output, tensors, count, metadata, why);
+    const int result = safetensors_write(s->output, tensors.list, tensors.count, metadata, why);
     json_decref(metadata);
     return result ? cli_fail("%s", why) : CLI_FINE;
 }
@@ -224,11 +328,38 @@ static int make_sample(struct sample *const s)
     free(s->lens);
     free(s->table);
     free(s->order);
+    free(s->mask);
     free(s->q);
+    if (s->v != s->k) free(s->v);
     free(s->k);
-    free(s->v);
     free(s->sinks);
     return result;
+}
+
+// "length:S,length:S", lengths ascending.
+static bool read_skip(struct sample *const s, const char *const text)
+{
+    const char *from = text;
+    s->num_skip = 0;
+    while (s->num_skip < 2 * MAX_SKIP_PAIRS) {
+        char part[32];
+        int64_t len, scale;
+        const size_t length = strcspn(from, ",");
+        if (length >= sizeof(part)) return false;
+        memcpy(part, from, length);
+        part[length] = 0;
+        char *const cut = strchr(part, ':');
+        if (!cut) return false;
+        *cut = 0;
+        if (!cli_read_int(part, s->num_skip ? s->skip[s->num_skip - 2] + 1 : 0, INT32_MAX, &len) ||
+            !cli_read_int(cut + 1, INT32_MIN, INT32_MAX, &scale))
+            return false;
+        s->skip[s->num_skip++] = (int32_t) len;
+        s->skip[s->num_skip++] = (int32_t) scale;
+        if (!from[length]) return true;
+        from += length + 1;
+    }
+    return false;
 }
 
 static int read_option(struct sample *const s, const int option)
@@ -252,22 +383,64 @@ static int read_option(struct sample *const s, const int option)
         return cli_usage("sample",
                          "--policy is '%s'; it is legacy, auto, chunk, chunk:N, a count or off",
                          optarg);
+    case OPTION_TREE:
+        s->with_tree = true;
+        if (tree_read_kind(optarg, &s->tree)) return CLI_FINE;
+        return cli_usage("sample", "--tree is '%s'; it is " TREE_NAMES, optarg);
+    case OPTION_SWA: s->contiguous_query_swa = true; return CLI_FINE;
+    case OPTION_SKIP:
+        if (read_skip(s, optarg)) return CLI_FINE;
+        return cli_usage(
+            "sample",
+            "--skip is '%s'; up to %d pairs length:S are needed, lengths ascending, as "
+            "in 0:200,4096:400",
+            optarg, MAX_SKIP_PAIRS);
     case '?': return cli_usage("sample", "that option is not known, or lacks its value");
     default: return shape_read(&s->shape, "sample", option, optarg);
     }
+}
+
+// What one operation has and the other has not.
+static int check_op(struct sample *const s)
+{
+    const struct shape_options *const shape = &s->shape;
+    if (shape->op == CASE_CTM) {
+        if (s->policy || s->softcap > 0.0f)
+            return cli_usage("sample", "--%s is given; ctm has none",
+                             s->policy ? "policy" : "softcap");
+        if (!s->with_tree && shape->q_len > 1) {
+            s->with_tree = true;
+            s->tree = TREE_CAUSAL;
+        }
+        if (s->tree == TREE_NONE && shape->q_len > 1)
+            return cli_usage("sample", "--tree is none; ctm needs one with --q-len above 1");
+        if (s->num_skip && shape->q_len > 1)
+            return cli_usage("sample", "--skip is given, and --q-len is %d; skip-softmax is for 1",
+                             shape->q_len);
+    } else if (s->contiguous_query_swa || s->num_skip) {
+        return cli_usage("sample", "--%s is given; ctm alone has it",
+                         s->num_skip ? "skip" : "contiguous-query-swa");
+    }
+    if (s->tree == TREE_NONE) s->with_tree = false;
+    if (shape->max_len > MAX_LEN)
+        return cli_usage("sample", "--len is %d; at most %d", shape->max_len, MAX_LEN);
+    return CLI_FINE;
 }
 
 int command_sample(const int argc, char **const argv)
 {
     static const struct option options[] = {
         SHAPE_OPTIONS,
+        { "contiguous-query-swa", no_argument, NULL, OPTION_SWA },
         { "help", no_argument, NULL, 'h' },
         { "output", required_argument, NULL, 'o' },
         { "policy", required_argument, NULL, OPTION_POLICY },
         { "scale", required_argument, NULL, OPTION_SCALE },
         { "seed", required_argument, NULL, OPTION_SEED },
         { "sinks", no_argument, NULL, OPTION_SINKS },
+        { "skip", required_argument, NULL, OPTION_SKIP },
         { "softcap", required_argument, NULL, OPTION_SOFTCAP },
+        { "tree", required_argument, NULL, OPTION_TREE },
         { NULL, 0, NULL, 0 },
     };
     struct sample sample = { .seed = 1 };
@@ -281,11 +454,9 @@ int command_sample(const int argc, char **const argv)
         result = read_option(&sample, option);
     }
     if (result) return result;
-    if (optind + 1 != argc || strcmp(argv[optind], "decode"))
-        return cli_usage("sample", "one operation is needed: decode");
-    if (sample.shape.max_len > MAX_LEN)
-        return cli_usage("sample", "--len is %d; at most %d", sample.shape.max_len, MAX_LEN);
+    result = shape_finish(&sample.shape, "sample", argc - optind, argv + optind);
+    if (!result) result = check_op(&sample);
+    if (result) return result;
     if (!sample.output) return cli_usage("sample", "-o FILE is needed");
-    result = shape_finish(&sample.shape, "sample");
-    return result ? result : make_sample(&sample);
+    return make_sample(&sample);
 }

@@ -6,13 +6,15 @@
 void shape_init(struct shape_options *const shape)
 {
     *shape = (struct shape_options){
-        .q_dtype = ATTN_DTYPE_BF16,
+        // Not given: what follows from others.
+        .q_dtype = ATTN_DTYPE_NONE,
         .kv_dtype = ATTN_DTYPE_NONE,
+        .page_size = 0,
         .batch = 1,
+        .q_len = 1,
         .num_q_heads = 32,
         .num_kv_heads = 8,
         .head_dim = 128,
-        .page_size = 16,
         .min_len = 1024,
         .max_len = 1024,
     };
@@ -47,12 +49,12 @@ static bool read_pair(const char *const text, const char separator, const int64_
 }
 
 static int read_number(const char *const command, const char *const name, const char *const text,
-                       const int32_t min, int32_t *const value)
+                       const int32_t min, const int32_t max, int32_t *const value)
 {
     int64_t number;
-    if (!cli_read_int(text, min, INT32_MAX, &number))
+    if (!cli_read_int(text, min, max, &number))
         return cli_usage(command, "--%s is '%s'; a whole number from %d to %d is needed", name,
-                         text, min, INT32_MAX);
+                         text, min, max);
     *value = (int32_t) number;
     return CLI_FINE;
 }
@@ -60,11 +62,13 @@ static int read_number(const char *const command, const char *const name, const 
 int shape_read(struct shape_options *const shape, const char *const command, const int option,
                const char *const argument)
 {
+    const int32_t any = INT32_MAX, tokens = ATTN_DECODE_MAX_Q_LEN;
     switch (option) {
-    case SHAPE_BATCH: return read_number(command, "batch", argument, 0, &shape->batch);
-    case SHAPE_DIM: return read_number(command, "dim", argument, 1, &shape->head_dim);
-    case SHAPE_PAGE: return read_number(command, "page", argument, 1, &shape->page_size);
-    case SHAPE_WINDOW: return read_number(command, "window", argument, 0, &shape->window);
+    case SHAPE_BATCH: return read_number(command, "batch", argument, 0, any, &shape->batch);
+    case SHAPE_Q_LEN: return read_number(command, "q-len", argument, 1, tokens, &shape->q_len);
+    case SHAPE_DIM: return read_number(command, "dim", argument, 1, any, &shape->head_dim);
+    case SHAPE_PAGE: return read_number(command, "page", argument, 1, any, &shape->page_size);
+    case SHAPE_WINDOW: return read_number(command, "window", argument, 0, any, &shape->window);
     case SHAPE_HEADS:
         if (strchr(argument, '/') &&
             read_pair(argument, '/', 1, &shape->num_q_heads, &shape->num_kv_heads))
@@ -88,9 +92,30 @@ int shape_read(struct shape_options *const shape, const char *const command, con
     }
 }
 
-int shape_finish(struct shape_options *const shape, const char *const command)
+// FP16 q and pages of 128 tokens are what there is.
+static int finish_ctm(struct shape_options *const shape, const char *const command)
 {
-    if (shape->kv_dtype == ATTN_DTYPE_NONE) shape->kv_dtype = shape->q_dtype;
+    if (!shape->q_dtype) shape->q_dtype = ATTN_DTYPE_FP16;
+    if (!shape->page_size) shape->page_size = ATTN_CTM_PAGE_SIZE;
+    if (shape->q_dtype != ATTN_DTYPE_FP16)
+        return cli_usage(command, "--dtype is %s; ctm takes fp16", attn_dtype_name(shape->q_dtype));
+    if (shape->page_size != ATTN_CTM_PAGE_SIZE)
+        return cli_usage(command, "--page is %d; pages of ctm have %d tokens", shape->page_size,
+                         ATTN_CTM_PAGE_SIZE);
+    return CLI_FINE;
+}
+
+int shape_finish(struct shape_options *const shape, const char *const command, const int argc,
+                 char *const *const argv)
+{
+    if (argc == 1 && !strcmp(argv[0], "ctm"))
+        shape->op = CASE_CTM;
+    else if (argc != 1 || strcmp(argv[0], "decode"))
+        return cli_usage(command, "one operation is needed: decode or ctm");
+    if (shape->op == CASE_CTM && finish_ctm(shape, command)) return CLI_USAGE;
+    if (!shape->q_dtype) shape->q_dtype = ATTN_DTYPE_BF16;
+    if (!shape->page_size) shape->page_size = 16;
+    if (!shape->kv_dtype) shape->kv_dtype = shape->q_dtype;
     if (shape->kv_dtype != shape->q_dtype && shape->kv_dtype != ATTN_DTYPE_E4M3)
         return cli_usage(command, "--kv-dtype is %s with --dtype %s; it is the same, or e4m3",
                          attn_dtype_name(shape->kv_dtype), attn_dtype_name(shape->q_dtype));
@@ -117,7 +142,7 @@ struct attn_decode_shape shape_library(const struct shape_options *const shape)
         .q_dtype = shape->q_dtype,
         .kv_dtype = shape->kv_dtype,
         .batch = shape->batch,
-        .q_len = 1,
+        .q_len = shape->q_len,
         .num_q_heads = shape->num_q_heads,
         .num_kv_heads = shape->num_kv_heads,
         .head_dim = shape->head_dim,

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// The options that describe a decode call, for the commands that make one up.
+// The options that describe a call of decode or ctm, for the commands that make one up.
 #ifndef ATTN_CLI_SHAPE_H
 #define ATTN_CLI_SHAPE_H
 
+#include "cli/case.h"
 #include "cli/cli.h"
 
 struct shape_options {
+    enum case_op op;
     enum attn_dtype q_dtype, kv_dtype;
-    int32_t batch, num_q_heads, num_kv_heads, head_dim;
+    int32_t batch, q_len, num_q_heads, num_kv_heads, head_dim;
     int32_t page_size, window;
     // Lengths are drawn from min_len .. max_len.
     int32_t min_len, max_len;
@@ -16,6 +18,7 @@ struct shape_options {
 // Values of getopt's `val`; a command's own start after the last.
 enum {
     SHAPE_BATCH = 256,
+    SHAPE_Q_LEN,
     SHAPE_HEADS,
     SHAPE_DIM,
     SHAPE_LEN,
@@ -29,6 +32,7 @@ enum {
 // For the array of struct option.
 #define SHAPE_OPTIONS \
     { "batch", required_argument, NULL, SHAPE_BATCH }, \
+        { "q-len", required_argument, NULL, SHAPE_Q_LEN }, \
         { "heads", required_argument, NULL, SHAPE_HEADS }, \
         { "dim", required_argument, NULL, SHAPE_DIM }, \
         { "len", required_argument, NULL, SHAPE_LEN }, \
@@ -41,19 +45,22 @@ enum {
 
 #define SHAPE_HELP \
     "  --batch N        sequences (1)\n" \
+    "  --q-len N        query tokens a sequence, up to 128 (1)\n" \
     "  --heads Q/KV     query heads and KV heads (32/8)\n" \
     "  --dim N          head_dim (128)\n" \
     "  --len N or A:B   keys a sequence, or lengths from A to B (1024)\n" \
-    "  --page N         tokens of a page (16)\n" \
+    "  --page N         tokens of a page (16; ctm: 128)\n" \
     "  --window N       keys attended, 0: all (0)\n" \
-    "  --dtype T        bf16 or fp16: q, o, and K and V unless --kv-dtype says otherwise (bf16)\n" \
+    "  --dtype T        bf16 or fp16: q, o, and K and V unless --kv-dtype says otherwise (bf16;\n" \
+    "                   ctm: fp16)\n" \
     "  --kv-dtype T     bf16, fp16 or e4m3\n"
 
 void shape_init(struct shape_options *shape);
 // Takes option `option` with its argument. CLI_FINE, or CLI_USAGE after a sentence.
 int shape_read(struct shape_options *shape, const char *command, int option, const char *argument);
-// What only all of them together can tell. CLI_FINE, or CLI_USAGE after a sentence.
-int shape_finish(struct shape_options *shape, const char *command);
+// The operation's name, and what only all of them together can tell. CLI_FINE, or CLI_USAGE after a
+// sentence.
+int shape_finish(struct shape_options *shape, const char *command, int argc, char *const *argv);
 
 // Names as in --dtype.
 bool shape_read_dtype(const char *text, enum attn_dtype *dtype);

@@ -70,7 +70,11 @@ class Usage(Program):
                           ("plan", "decode", "--heads", "7/2"), ("plan", "decode", "--batch", "-1"),
                           ("plan", "decode", "--len", "5:1"), ("plan", "decode", "--policy", "maybe"),
                           ("plan", "decode", "--dtype", "e4m3"), ("sample", "decode"),
-                          ("sample", "decode", "-o"), ("bench", "ctm"), ("bench", "--shape", "no such"),
+                          ("sample", "decode", "-o"), ("bench", "prefill"), ("bench", "--shape", "no such"),
+                          ("bench", "ctm", "--set", "tree"), ("bench", "ctm", "--shapes", "shapes.json"),
+                          ("plan", "ctm", "--policy", "chunk"), ("plan", "ctm", "--page", "64"),
+                          ("plan", "ctm", "--dtype", "bf16"), ("plan", "decode", "--q-len", "0"),
+                          ("plan", "decode", "--q-len", "129"), ("plan", "decode", "ctm"),
                           ("bench", "--device", "auto"), ("bench", "--set", "none"),
                           ("bench", "--policy", "maybe"),
                           ("bench", "--set", "all", "--shapes", "shapes.json")):
@@ -176,6 +180,47 @@ class Plan(Program):
             self.assertIn("24", done.stderr)
 
 
+    def test_ctm_has_its_own_sizes(self):
+        # A pack that needs no nvcc; a static build has its packs in itself.
+        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
+        os.symlink(built, self.path("libattn-hopper.so"))
+        folder = {"ATTN_PACK_PATH": self.folder.name}
+        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
+        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
+            self.skipTest("packs are built in")
+
+        def plan(*options, policy="chunk"):
+            done = self.expect(0, "plan", "ctm", "--dim", 32, "--target", "hopper", "--json", *options,
+                               METRALE_ATTN_DECODE_SPLITK=policy, **folder)
+            found = json.loads(done.stdout)
+            self.assertEqual(found["op"], "ctm")
+            return found["plans"][0]
+        one = plan("--batch", 4, "--len", 1000)
+        self.assertEqual((one["q_len"], one["splitk_policy"]), (1, "chunk"))
+        self.assertEqual(one["workspace_bytes"], 4 * one["workspace_elems"])
+        self.assertGreater(one["semaphore_elems"], 2)
+        # Neither the length nor the policy of the environment matters.
+        other = plan("--batch", 4, "--len", 100000, policy="legacy")
+        self.assertEqual([other[key] for key in ("workspace_elems", "semaphore_elems")],
+                         [one[key] for key in ("workspace_elems", "semaphore_elems")])
+        text = self.expect(0, "plan", "ctm", "--dim", 32, "--target", "hopper", **folder).stdout
+        self.assertRegex(text, r"FP32 elements, \d+ semaphores")
+
+    def test_trees_are_planned(self):
+        for target in self.packs():
+            for op in ("decode", "ctm"):
+                done = attn("plan", op, "--dtype", "fp16", "--page", 128, "--q-len", 8, "--target", target,
+                            "--json")
+                if done.returncode:
+                    self.assertIn("q_len is 8", done.stderr)
+                else:
+                    self.assertEqual(json.loads(done.stdout)["plans"][0]["q_len"], 8)
+
+    def test_what_ctm_does_not_serve(self):
+        for options in (("--dim", 48), ("--heads", "34/2"), ("--dim", 32, "--kv-dtype", "e4m3", "--q-len", 2)):
+            self.assertIn("does not serve", self.expect(1, "plan", "ctm", *options).stderr)
+
+
 class Run(Program):
     def test_a_real_case_checks(self):
         done = self.expect(0, "run", CASE, "--check", "--device", "host")
@@ -266,17 +311,86 @@ class Sample(Program):
                 self.assertTrue(check["ok"])
                 self.assertEqual(done.stderr, "")
 
+    def run_sample(self, name, *options):
+        """Samples, runs, checks; nothing that must not be looked at may show as NaN."""
+        path, out = self.path(name), self.path("out")
+        self.expect(0, "sample", *options, "-o", path)
+        done = self.expect(0, "run", path, "--check", "--device", "host", "--json", "-o", out)
+        found = json.loads(done.stdout)
+        (check,) = found["checks"]
+        self.assertTrue(check["ok"])
+        header, data = read_file(out)
+        self.assertEqual(header["o"]["shape"], read_file(path)[0]["q"]["shape"])
+        begin, end = header["o"]["data_offsets"]
+        infinity = 0x7C00 if header["o"]["dtype"] == "F16" else 0x7F80
+        words = struct.unpack(f"<{(end - begin) // 2}H", data[begin:end])
+        self.assertTrue(all(word & infinity != infinity for word in words), name)
+        return found, done.stderr
+
+    SMALL = ("--batch", 3, "--len", "0:300", "--heads", "6/2", "--dim", 64)
+
+    def test_samples_of_several_tokens(self):
+        for tree in ("none", "causal", "full", "star", "random"):
+            for more in ((), ("--window", 40), ("--window", 3), ("--sinks", "--page", 7)):
+                with self.subTest(tree=tree, more=more):
+                    found, warned = self.run_sample("tree", "decode", *self.SMALL, "--q-len", 9, "--tree",
+                                                    tree, *more)
+                    self.assertEqual((found["op"], found["q_len"], found["tree_mask"], warned),
+                                     ("decode", 9, tree != "none", ""))
+        found, _ = self.run_sample("one", "decode", *self.SMALL, "--tree", "full")
+        self.assertEqual((found["q_len"], found["tree_mask"]), (1, True))
+
+    def test_samples_of_ctm(self):
+        swa = "--contiguous-query-swa"
+        for options in ((), ("--sinks",), ("--window", 150), ("--kv-dtype", "e4m3"), ("--q-len", 2),
+                        ("--q-len", 8, "--tree", "random"), ("--q-len", 40, "--tree", "random", "--sinks"),
+                        ("--q-len", 8, "--tree", "star", "--window", 5),
+                        ("--q-len", 8, "--tree", "star", "--window", 5, swa),
+                        ("--q-len", 8, "--tree", "full", "--window", 130, swa, "--kv-dtype", "e4m3")):
+            with self.subTest(options=options):
+                found, warned = self.run_sample("ctm", "ctm", *self.SMALL, *options)
+                self.assertEqual((found["op"], found["page_size"], warned), ("ctm", 128, ""))
+                self.assertEqual(found["tree_mask"], "--q-len" in options)
+                self.assertNotIn("lse_failed", found["checks"][0])
+                self.assertIsNone(found["dropped_pages"])
+
+    def test_skip_softmax_counts_pages(self):
+        options = ("ctm", "--len", 2500, "--heads", "2/2", "--dim", 64)
+        found, _ = self.run_sample("skip", *options, "--skip", "0:1250,4000:1")
+        # 2 KV heads of 20 pages; the first page of each run of 16 stays.
+        self.assertTrue(0 < found["dropped_pages"] <= 2 * (20 - 2), found["dropped_pages"])
+        text = self.expect(0, "run", self.path("skip"), "--device", "host").stdout
+        self.assertIn(f"dropped     {found['dropped_pages']} of 40 pages", text)
+        for table in ("3000:1250", "0:0", "0:2500"):
+            found, _ = self.run_sample("dense", *options, "--skip", table)
+            self.assertEqual(found["dropped_pages"], 0)
+
+    def test_options_of_the_other_operation(self):
+        for options in (("ctm", "--policy", "auto"), ("ctm", "--softcap", 3), ("ctm", "--page", 16),
+                        ("ctm", "--dtype", "bf16"), ("ctm", "--q-len", 4, "--tree", "none"),
+                        ("ctm", "--q-len", 4, "--skip", "0:1"), ("decode", "--skip", "0:1"),
+                        ("decode", "--contiguous-query-swa"), ("ctm", "--tree", "oak"), ("ctm", "--skip", "0"),
+                        ("ctm", "--skip", "5:1,5:2"), ("ctm", "--skip", ""), ("ctm", "--skip", "0:1,"),
+                        ("tiled",), ("ctm", "--q-len", 200)):
+            done = self.expect(2, "sample", *options, "-o", self.path("none"))
+            self.assertIn("--help'", done.stderr)
+
     def test_samples_check_on_the_gpu(self):
         if not self.has_gpu():
             self.skipTest("there is no GPU that fits a pack")
         for name, options in {
-                "ragged": ("--batch", 9, "--len", "0:3000", "--heads", "32/8", "--dim", 128),
-                "window": ("--batch", 3, "--len", "200:900", "--heads", "24/4", "--dim", 256, "--window", 333),
-                "sinks": ("--len", 1500, "--heads", "64/8", "--dim", 64, "--page", 33, "--sinks"),
-                "softcap": ("--len", 700, "--heads", "16/1", "--dim", 128, "--softcap", 5)}.items():
+                "ragged": ("decode", "--batch", 9, "--len", "0:3000", "--heads", "32/8", "--dim", 128),
+                "window": ("decode", "--batch", 3, "--len", "200:900", "--heads", "24/4", "--dim", 256,
+                           "--window", 333),
+                "sinks": ("decode", "--len", 1500, "--heads", "64/8", "--dim", 64, "--page", 33, "--sinks"),
+                "softcap": ("decode", "--len", 700, "--heads", "16/1", "--dim", 128, "--softcap", 5),
+                "chain": ("decode", "--batch", 3, "--len", "0:900", "--q-len", 5, "--window", 100),
+                "ctm": ("ctm", "--batch", 5, "--len", "0:900", "--sinks"),
+                "tree": ("ctm", "--batch", 5, "--len", "0:900", "--q-len", 8, "--tree", "random"),
+                "skip": ("ctm", "--len", 2500, "--heads", "8/8", "--skip", "0:1250")}.items():
             with self.subTest(name):
                 path = self.path(name)
-                self.expect(0, "sample", "decode", *options, "-o", path)
+                self.expect(0, "sample", *options, "-o", path)
                 done = self.expect(0, "run", path, "--check", "--device", "gpu", "--json")
                 self.assertNotEqual(json.loads(done.stdout)["kernel"], "host executor")
 
@@ -346,13 +460,13 @@ class HostileFiles(Program):
         self.refuse(header, data, "'k_pool'", "BF16")
         header, data = read_file(CASE)
         header["q"]["shape"] = [3, 3, 3, 64]
-        self.refuse(header, data, "'q'", "query tokens")
+        self.refuse(header, data, "'expected_o'", "[3, 3, 3, 64]")
         header, data = read_file(CASE)
         header["expected_o"]["shape"] = [9, 3, 64]
         self.refuse(header, data, "'expected_o'")
         header, data = read_file(CASE)
         header["tree_mask"] = header.pop("expected_lse")
-        self.refuse(header, data, "'tree_mask'", "not supported")
+        self.refuse(header, data, "'tree_mask'", "[3, 1, -1]")
 
     def test_scalars(self):
         for key, value in (("scale", "nan"), ("scale", "inf"), ("scale", "1e99"), ("scale", "0.5x"),
@@ -363,13 +477,132 @@ class HostileFiles(Program):
             header, data = read_file(CASE)
             header["__metadata__"][key] = value
             self.refuse(header, data)
-        for op in ("ctm", "prefill", "tiled"):
+        for op in ("prefill", "tiled"):
             header, data = read_file(CASE)
             header["__metadata__"]["op"] = op
             self.refuse(header, data, f"operation {op} is not supported by this version")
         header, data = read_file(CASE)
         header["__metadata__"]["scale"] = 0.5
         self.refuse(header, data, "'scale' is not a string")
+
+    def sample(self, *options):
+        path = self.path("case")
+        self.expect(0, "sample", *options, "-o", path)
+        return read_file(path)
+
+    TREE = ("ctm", "--batch", 2, "--len", 140, "--heads", "4/2", "--dim", 64, "--q-len", 40, "--tree", "random")
+
+    def test_a_ctm_case_that_is_wrong(self):
+        for name in ("q", "kv_pool", "page_table", "seq_lens", "tree_mask"):
+            header, data = self.sample(*self.TREE)
+            header["other"] = header.pop(name)
+            self.refuse(header, data, f"'{name}' is missing")
+            header, data = self.sample(*self.TREE)
+            header[name]["shape"] = [1, *header[name]["shape"], 1]
+            self.refuse(header, data, f"'{name}'", "shape")
+        # 40 tokens need two words, a page 128 slots, each half of the pool as many pages.
+        for name, change, part in (("tree_mask", lambda b, t, w: [b * w, t, 1], "tree_mask"),
+                                   ("tree_mask", lambda b, t, w: [b, t * w, 1], "[2, 40, -1]"),
+                                   ("page_table", lambda b, r, n: [b, r * n, 1], "[2, 2, -1]"),
+                                   ("page_table", lambda b, r, n: [b * r, n, 1], "[2, 2, -1]"),
+                                   ("kv_pool", lambda p, s, h, d: [p * 2, s // 2, h, d], "128"),
+                                   ("kv_pool", lambda p, s, h, d: [1, s, h * p, d], "as many pages"),
+                                   ("q", lambda b, t, h, d: [b, t * h, d], "'q'")):
+            header, data = self.sample(*self.TREE)
+            header[name]["shape"] = change(*header[name]["shape"])
+            self.refuse(header, data, f"'{name}'", part)
+        header, data = self.sample(*self.TREE)
+        for name in ("q", "kv_pool"):
+            changed = {**header, name: dict(header[name], dtype="BF16")}
+            self.refuse(changed, data, f"'{name}'", "BF16", "F16")
+        header["__metadata__"]["op"] = "decode"
+        self.refuse(header, data, "'k_pool' is missing")
+        for key, value in (("contiguous_query_swa", "2"), ("contiguous_query_swa", "-1"), ("scale", "inf"),
+                           ("window", "-1"), ("k_scale", "x")):
+            header, data = self.sample(*self.TREE)
+            header["__metadata__"][key] = value
+            self.refuse(header, data, f"'{key}'")
+
+    def test_too_few_words_of_a_mask(self):
+        header, data = self.sample(*self.TREE)
+        begin, end = header["tree_mask"]["data_offsets"]
+        header["tree_mask"].update(shape=[2, 40, 1], data_offsets=[begin, begin + (end - begin) // 3])
+        header["other"] = {"dtype": "U8", "shape": [2 * (end - begin) // 3],
+                           "data_offsets": [begin + (end - begin) // 3, end]}
+        self.refuse(header, data, "'tree_mask'", "a bit for each query token")
+
+    def test_skip_tables_that_are_wrong(self):
+        header, data = self.sample("ctm", "--len", 140, "--heads", "4/2", "--dim", 64, "--skip", "0:1,9:1")
+        begin, end = header["skip_softmax_scale_table"]["data_offsets"]
+        header["skip_softmax_scale_table"].update(shape=[3], data_offsets=[begin, end - 4])
+        header["rest"] = {"dtype": "I32", "shape": [1], "data_offsets": [end - 4, end]}
+        self.refuse(header, data, "'skip_softmax_scale_table'", "two int32 for each pair")
+        header, data = self.sample(*self.TREE)
+        header["skip_softmax_scale_table"] = {"dtype": "I32", "shape": [2],
+                                              "data_offsets": [len(data), len(data) + 8]}
+        self.refuse(header, data + struct.pack("<2i", 0, 1), "skip_softmax_scale_table", "q_len is 40")
+
+    def test_a_tree_mask_for_one_token(self):
+        options = ("--batch", 2, "--len", 140, "--heads", "4/2", "--dim", 64)
+        path, out = self.path("one"), self.path("out")
+        results = []
+        for tree in ("none", "full"):
+            self.expect(0, "sample", "ctm", *options, "--tree", tree, "-o", path)
+            if tree == "full":
+                # Ignored even if its shape makes no sense, or its bits would hide the key.
+                header, data = read_file(path)
+                begin, end = header["tree_mask"]["data_offsets"]
+                header["tree_mask"]["shape"] = [1, 1, (end - begin) // 4]
+                write_file(path, header, data[:begin] + bytes(end - begin) + data[end:])
+            done = self.expect(0, "run", path, "--check", "--device", "host", "-o", out)
+            self.assertEqual("'tree_mask' is ignored" in done.stderr, tree == "full", done.stderr)
+            self.assertIn("definition  ok", done.stdout)
+            results.append(read_file(out)[0]["o"]["shape"])
+        self.assertEqual(results, [[2, 1, 4, 64]] * 2)
+
+    def test_ctm_has_no_lse(self):
+        self.sample(*self.TREE)
+        done = self.expect(1, "run", self.path("case"), "--device", "host", "--lse", "-o", self.path("out"))
+        self.assertIn("the operation ctm has no lse", done.stderr)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_extras_of_ctm_are_ignored_with_a_warning(self):
+        header, data = self.sample(*self.TREE)
+        header["__metadata__"].update(policy="legacy", softcap="2")
+        header["expected_lse"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
+        path = self.path("extra.safetensors")
+        write_file(path, header, data + bytes(4))
+        done = self.expect(0, "run", path, "--check", "--device", "host")
+        for name in ("'policy'", "'softcap'", "'expected_lse'"):
+            self.assertIn(name, done.stderr)
+
+    def test_the_worst_element_has_its_token(self):
+        header, data = self.sample(*self.TREE)
+        path, out = self.path("case"), self.path("out")
+        self.expect(0, "run", path, "--device", "host", "-o", out)
+        result, values = read_file(out)
+        begin, end = result["o"]["data_offsets"]
+        expected = list(struct.unpack(f"<{(end - begin) // 2}e", values[begin:end]))
+        # Sequence 1, token 17, head 3, dim 5.
+        expected[((1 * 40 + 17) * 4 + 3) * 64 + 5] += 10
+        blob = struct.pack(f"<{len(expected)}f", *expected)
+        header["expected_o"] = {"dtype": "F32", "shape": header["q"]["shape"],
+                                "data_offsets": [len(data), len(data) + len(blob)]}
+        write_file(path, header, data + blob)
+        done = self.expect(1, "run", path, "--check", "--device", "host")
+        self.assertIn("definition  ok", done.stdout)
+        self.assertIn("the worst is o[1][17][3][5] = ", done.stdout)
+        found = json.loads(self.expect(1, "run", path, "--check", "--device", "host", "--json").stdout)
+        self.assertEqual([found["checks"][1][f"worst_{key}"] for key in ("sequence", "token", "head", "dim")],
+                         [1, 17, 3, 5])
+
+    def test_fewer_keys_than_tokens_is_a_fault(self):
+        header, data = self.sample(*self.TREE)
+        begin, _ = header["seq_lens"]["data_offsets"]
+        path = self.path("short")
+        write_file(path, header, data[:begin] + struct.pack("<i", 39) + data[begin + 4:])
+        done = self.expect(1, "run", path, "--device", "host")
+        self.assertIn("sequence 0 has a length below 0, of fewer keys than query tokens,", done.stderr)
 
     def test_values_the_operation_refuses(self):
         for key, value in (("softcap", "-1"),):
@@ -429,7 +662,8 @@ class Bench(Program):
         self.assertTrue(found["host_executor"])
         self.assertEqual([case["case"] for case in found["cases"]], ["tiny, one", "tiny, two"])
         for case, shape in zip(found["cases"], self.SHAPES):
-            self.assertEqual(case["shape"], {"window": 0, "q_dtype": "bf16", "kv_dtype": "bf16", **shape})
+            self.assertEqual(case["shape"], {"window": 0, "q_dtype": "bf16", "kv_dtype": "bf16", "op": "decode",
+                                             "q_len": 1, "tree": "none", **shape})
             # Rounding to BF16 alone: between 2^-11 and half a step.
             self.assertTrue(2 ** -11 < case["relative_rms"] < 2 ** -8, case)
             self.assertEqual((case["host_us"], case["limit_gbs"]), (None, None))
@@ -442,6 +676,39 @@ class Bench(Program):
         (row,) = csv.DictReader(io.StringIO(table))
         self.assertEqual(row["case"], "tiny, two")
         self.assertTrue(row["commit"] and row["device"] == "host executor")
+
+    def test_ctm_trees_and_skip_softmax(self):
+        small = dict(self.SHAPES[0], page_size=128, q_dtype="fp16", kv_dtype="fp16", window=0, q_len=1,
+                     op="decode", tree="none")
+        shapes = [dict(small, name="ctm", op="ctm"), dict(small, name="chain", q_len=3),
+                  dict(small, name="tree", q_len=8, tree="random", page_size=16),
+                  dict(small, name="ctm tree", op="ctm", q_len=8, tree="random"),
+                  *(dict(small, name=f"skip {share}", op=op, len=8192, skip=share)
+                    for share, op in ((0, "decode"), (0.5, "ctm"), (0.9, "decode")))]
+        path = self.shapes(shapes)
+        done = self.expect(0, "bench", "--device", "host", "--shapes", path, "--json")
+        cases = json.loads(done.stdout)["cases"]
+        self.assertEqual([case["shape"] for case in cases], shapes)
+        self.assertTrue(all(case["ok"] and case["relative_rms"] < 2 ** -11 for case in cases), cases)
+        # 64 pages, of which 6.4 should stay, and 6 do.
+        self.assertEqual([case["dropped_share"] for case in cases], [None] * 4 + [0, 0.5, 58 / 64])
+        kv_bytes = 2 * 8192 * 2 * 64 * 2 * 2
+        dense, half, _ = (case["bytes"] for case in cases[4:])
+        self.assertEqual(dense - half, kv_bytes / 4)
+        table = self.expect(0, "bench", "--device", "host", "--shapes", path, "--csv").stdout
+        rows = list(csv.DictReader(io.StringIO(table)))
+        self.assertEqual([(row["op"], row["q_len"], row["tree"]) for row in rows[:4]],
+                         [("ctm", "1", "none"), ("decode", "3", "none"), ("decode", "8", "random"),
+                          ("ctm", "8", "random")])
+        self.assertEqual(rows[5]["dropped_share"], "0.5000")
+        text = self.expect(0, "bench", "--device", "host", "--shapes", path).stdout
+        self.assertIn("90.6 % of the pages left out", text)
+        for wrong in ({"op": "tiled"}, {"tree": "oak"}, {"q_len": 129}, {"skip": 0.95}, {"skip": "much"},
+                      {"op": "ctm", "page_size": 16}, {"op": "ctm", "q_dtype": "bf16", "kv_dtype": "bf16"},
+                      {"op": "ctm", "q_len": 2}, {"skip": 0.5, "len": 8000}, {"skip": 0.5, "q_len": 2}):
+            path = self.shapes([{**small, "len": 8192, **wrong}])
+            done = self.expect(1, "bench", "--device", "host", "--shapes", path)
+            self.assertRegex(done.stderr, "'(op|tree|q_len|skip|page_size|q_dtype)' is missing")
 
     def test_a_policy_is_taken_and_named(self):
         path = self.shapes(self.SHAPES)
@@ -489,12 +756,15 @@ class Bench(Program):
 
     def test_list_needs_no_device(self):
         count = {}
-        for chosen in ("default", "pages", "batch", "ratio", "all"):
+        for chosen in ("default", "pages", "batch", "ratio", "ctm", "tree", "skip", "all"):
             names = self.expect(0, "bench", "--list", "--set", chosen).stdout.splitlines()
             self.assertEqual(len(set(names)), len(names))
             count[chosen] = len(names)
         self.assertEqual(count["all"], sum(count.values()) - count["all"])
-        self.assertEqual((count["pages"], count["ratio"]), (7, 16))
+        self.assertEqual((count["pages"], count["ratio"], count["ctm"], count["tree"], count["skip"]),
+                         (7, 16, 8, 3, 5))
+        self.assertEqual(self.expect(0, "bench", "ctm", "--list").stdout,
+                         self.expect(0, "bench", "--list", "--set", "ctm").stdout)
         self.assertEqual(count["default"], len(self.expect(0, "bench", "--list").stdout.splitlines()))
 
     def test_shapes_that_are_wrong(self):

@@ -60,7 +60,8 @@ def run_bench(options):
 
 
 def has_call(shape):
-    return isinstance(shape["len"], int) and shape["q_dtype"] == shape["kv_dtype"]
+    plain = shape["q_len"] == 1 and "skip" not in shape
+    return plain and isinstance(shape["len"], int) and shape["q_dtype"] == shape["kv_dtype"]
 
 
 def attended(shape):

@@ -4,9 +4,12 @@
 //   clang -fsanitize=fuzzer,address,undefined
 #include "attn/attn.h"
 #include "cli/case.h"
+#include "cli/execute.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 // Calls beyond these are read but not run: they would only be slow.
 #define MAX_ELEMENTS 65536
@@ -33,32 +36,64 @@ static void touch_tensors(const struct case_file *const loaded)
 
 static int is_small(const struct attn_decode_params *const params)
 {
-    return params->batch <= 64 && params->num_q_heads <= 64 && params->head_dim <= 512 &&
+    return params->batch <= 64 && params->q_len <= ATTN_DECODE_MAX_Q_LEN &&
+           params->num_q_heads <= 64 && params->head_dim <= 512 &&
            case_elements(params) <= MAX_ELEMENTS && params->page_size <= MAX_KEYS &&
            params->max_pages_per_seq <= MAX_KEYS / params->page_size;
 }
 
-static void run_case(const struct attn_decode_params *const params)
+static struct attn_device *open_host(void)
 {
     static struct attn_device *host;
+    struct attn_device_open_params open = ATTN_DEVICE_OPEN_PARAMS_INIT;
+    open.splitk_policy = "chunk";
+    if (!host && attn_device_open(&host, &open) != ATTN_OK) abort();
+    return host;
+}
+
+static void *allocate(const size_t bytes)
+{
+    void *const made = malloc(bytes + (bytes == 0));
+    if (!made) abort();
+    return made;
+}
+
+// Workspace and semaphores are memory that nobody may touch: the host executor has no use for them.
+static enum attn_status run_ctm(const struct attn_ctm_params *const params)
+{
+    const size_t room = (size_t) 1 << 36;
+    static char *nothing;
+    struct attn_ctm_params call = *params;
+    const struct execute_ctm_sizes sizes = execute_find_ctm_sizes(params);
+    if (!nothing)
+        nothing =
+            mmap(NULL, 2 * room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (nothing == MAP_FAILED || sizes.workspace_bytes > room) abort();
+    call.workspace = (float *) (void *) nothing;
+    call.semaphores = (int32_t *) (void *) (nothing + room);
+    return attn_ctm_run(open_host(), &call);
+}
+
+static void run_case(const struct case_file *const loaded)
+{
+    const struct attn_decode_params *const params = &loaded->params;
     struct attn_decode_params call = *params;
+    struct attn_ctm_params ctm = loaded->ctm;
     int32_t fault = INT32_MAX;
-    if (!host) {
-        struct attn_device_open_params open = ATTN_DEVICE_OPEN_PARAMS_INIT;
-        open.splitk_policy = "chunk";
-        if (attn_device_open(&host, &open) != ATTN_OK) abort();
-    }
+    int64_t dropped = 0;
     // 16-byte aligned, and as large as the shape says: the sanitizer sees one element more.
     const size_t bytes = case_elements(params) * attn_dtype_size(params->q_dtype);
-    const size_t rows = (size_t) params->batch * (size_t) params->num_q_heads;
-    call.o = malloc(bytes + (bytes == 0));
-    call.lse = malloc(rows * sizeof(float) + (rows == 0));
-    call.fault = &fault;
-    if (!call.o || !call.lse) abort();
-    if (attn_decode(host, &call, NULL) == ATTN_OK) {
+    const size_t lse_bytes = case_rows(params) * sizeof(float);
+    const bool is_ctm = loaded->op == CASE_CTM;
+    call.o = ctm.output = allocate(bytes);
+    call.lse = allocate(lse_bytes);
+    call.fault = ctm.fault = &fault;
+    ctm.dropped_pages = &dropped;
+    if ((is_ctm ? run_ctm(&ctm) : attn_decode(open_host(), &call, NULL)) == ATTN_OK) {
         if (fault < 0 || (fault >= call.batch && fault != INT32_MAX)) abort();
+        if (dropped < 0) abort();
         touch(call.o, bytes);
-        touch(call.lse, rows * sizeof(float));
+        if (!is_ctm) touch(call.lse, lse_bytes);
     } else if (!*attn_last_error()) {
         abort();
     }
@@ -80,7 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *const data, const size_t size)
         if (!*why) abort();
     } else {
         touch_tensors(&loaded);
-        if (is_small(&loaded.params)) run_case(&loaded.params);
+        if (is_small(&loaded.params)) run_case(&loaded);
         case_free(&loaded);
     }
     free(bytes);
