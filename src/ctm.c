@@ -14,19 +14,16 @@
 #define WORKSPACE_ALIGNMENT 256
 #define MASK_WORD_BITS 32
 
-// What src/decode.c keeps to under ATTN_DECODE_SIZES_CTM, so that sizes depend on nothing else.
+// What is set aside, in slots of the merge tree of MAX_ROWS query rows: for as many blocks and units
+// as keep a chip busy, and what one block with one unit needs however many lanes there are. A lane
+// has 8 query rows of a KV head or more.
 enum {
-    MAX_BLOCKS = 320,
-    // Of (unit of leaves, lane); a lane has the query rows that share the loads of a KV head.
-    MAX_UNITS_PER_BLOCK = 8,
-    // Query rows of a lane.
-    MIN_DECODE_ROWS = 8,
-    MAX_DECODE_ROWS = 16,
-    MIN_TREE_ROWS = 16,
-    MAX_TREE_ROWS = 64,
+    MAX_ROWS = 16,
+    MIN_ROWS = 8,
     MAX_WARPS = 8,
-    // Blocks of the merge tree that wait in one thread block.
-    MAX_STACK_SLOTS = 34,
+    DECODE_SLOTS = 1024,
+    TREE_SLOTS = 4096,
+    LANE_SLOTS = 8,
     // Of ATTN_DECODE_FAN_LOG levels of the merge tree each: 2^31 keys are fewer than 2^27 leaves.
     MAX_ROOT_LEVELS = (27 + ATTN_DECODE_FAN_LOG - 1) / ATTN_DECODE_FAN_LOG,
 };
@@ -77,39 +74,28 @@ bool attn_ctm_supports_tree_query_seq_len(const int32_t q_len)
 
 // ---- sizes
 
-// Roots are what units of longer sequences leave to be merged. There are at most MAX_BLOCKS *
-// MAX_UNITS_PER_BLOCK (unit, lane), rounded up to whole units, of as much as sequences have; a
-// sequence longer than a unit needs two more where it begins and ends within one, and of those
-// sequences there are no more than units.
-static int64_t count_roots(const int64_t batch_size, const int64_t lanes)
+static int64_t count_floats(const int64_t slots, const int32_t head_dim)
 {
-    const int64_t full = MAX_BLOCKS * MAX_UNITS_PER_BLOCK + lanes;
-    const int64_t sequences = attn_size_times(batch_size, lanes);
-    return full + 2 * (sequences < full ? sequences : full);
+    return slots * ATTN_DECODE_SLOT_FLOATS(head_dim, MAX_ROWS, MAX_WARPS);
 }
 
-// Lanes are fewer than 2^36, and so the floats than 2^53.
-static int64_t count_floats(const int64_t batch_size, const int64_t lanes, const int32_t head_dim,
-                            const int32_t rows)
+// Two words for the schedule, and on each level the arrivals at each root.
+static int64_t count_semaphores(const int64_t slots)
 {
-    const int64_t slots = count_roots(batch_size, lanes) + MAX_BLOCKS * MAX_STACK_SLOTS;
-    return slots * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, MAX_WARPS);
-}
-
-// Two words for the schedule, and the arrivals at each root on each level.
-static int64_t count_semaphores(const int64_t batch_size, const int64_t lanes)
-{
-    if (batch_size == 0) return 0;
-    const int64_t count = 2 + MAX_ROOT_LEVELS * count_roots(batch_size, lanes);
+    const int64_t count = 2 + MAX_ROOT_LEVELS * slots * (MAX_ROWS / MIN_ROWS);
     return count <= INT32_MAX ? count : -1;
 }
 
-// At least the num_kv_heads * ceil(ratio * q_len / rows) of a tree, and the lanes of decode.
-static int64_t count_tree_lanes(const int32_t q_len, const int32_t num_q_heads,
+static int64_t count_decode_slots(const int64_t lanes)
+{
+    return DECODE_SLOTS + LANE_SLOTS * lanes;
+}
+
+static int64_t count_tree_slots(const int32_t q_len, const int32_t num_q_heads,
                                 const int32_t num_kv_heads)
 {
-    const int64_t decode_groups = ATTN_CTM_MAX_GQA_RATIO_R16 / MIN_DECODE_ROWS;
-    return (int64_t) num_q_heads * q_len / MIN_TREE_ROWS + num_kv_heads * decode_groups;
+    const int64_t lanes = (int64_t) num_q_heads * q_len / MIN_ROWS + num_kv_heads;
+    return TREE_SLOTS + LANE_SLOTS * lanes;
 }
 
 int64_t attn_ctm_workspace_elems(const int32_t batch_size, const int32_t num_q_heads,
@@ -118,13 +104,15 @@ int64_t attn_ctm_workspace_elems(const int32_t batch_size, const int32_t num_q_h
     if (batch_size < 0 || num_q_heads < 1 || !head_dim_ok(head_dim)) return -1;
     if (batch_size == 0) return 0;
     // However the query heads are grouped, there are no more lanes than heads.
-    return count_floats(batch_size, num_q_heads, head_dim, MAX_DECODE_ROWS);
+    return count_floats(count_decode_slots(num_q_heads), head_dim);
 }
 
 int64_t attn_ctm_semaphore_elems(const int32_t batch_size, const int32_t num_kv_heads)
 {
     if (batch_size < 0 || num_kv_heads < 1) return -1;
-    return count_semaphores(batch_size, count_tree_lanes(0, 0, num_kv_heads));
+    if (batch_size == 0) return 0;
+    return count_semaphores(
+        count_decode_slots((int64_t) num_kv_heads * ATTN_CTM_MAX_GQA_RATIO_R16));
 }
 
 int64_t attn_ctm_tree_workspace_elems(const int32_t batch_size, const int32_t q_len,
@@ -135,8 +123,7 @@ int64_t attn_ctm_tree_workspace_elems(const int32_t batch_size, const int32_t q_
         !attn_ctm_supported_tree(num_q_heads, num_kv_heads, head_dim, false, 0, false))
         return -1;
     if (batch_size == 0) return 0;
-    const int64_t lanes = count_tree_lanes(q_len, num_q_heads, num_kv_heads);
-    const int64_t tree = count_floats(batch_size, lanes, head_dim, MAX_TREE_ROWS);
+    const int64_t tree = count_floats(count_tree_slots(q_len, num_q_heads, num_kv_heads), head_dim);
     const int64_t decode = attn_ctm_workspace_elems(batch_size, num_q_heads, head_dim);
     return tree > decode ? tree : decode;
 }
@@ -148,7 +135,10 @@ int64_t attn_ctm_tree_semaphore_elems(const int32_t batch_size, const int32_t q_
     if (batch_size < 0 || !attn_ctm_supports_tree_query_seq_len(q_len) ||
         !attn_ctm_supported_tree(num_q_heads, num_kv_heads, any_head_dim, false, 0, false))
         return -1;
-    return count_semaphores(batch_size, count_tree_lanes(q_len, num_q_heads, num_kv_heads));
+    if (batch_size == 0) return 0;
+    const int64_t tree = count_semaphores(count_tree_slots(q_len, num_q_heads, num_kv_heads));
+    const int64_t decode = attn_ctm_semaphore_elems(batch_size, num_kv_heads);
+    return tree < 0 || decode < 0 ? -1 : tree > decode ? tree : decode;
 }
 
 // With q_len 1 either is enough: the smaller.
@@ -312,5 +302,9 @@ enum attn_status attn_ctm_run(struct attn_device *const device,
     if (status == ATTN_OK) status = check(device, &own);
     if (status != ATTN_OK) return status;
     const struct attn_decode_params decode = fill_params(&own);
-    return attn_decode_run_sized(device, &decode, ATTN_DECODE_SIZES_CTM, own.stream);
+    const struct attn_decode_limits limits = {
+        .workspace_bytes = decode.workspace_bytes,
+        .num_counters = (int32_t) semaphores_of(&own),
+    };
+    return attn_decode_run_within(device, &decode, &limits, own.stream);
 }

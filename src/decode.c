@@ -17,8 +17,8 @@
 #define WORKSPACE_UNIT 256
 // Units of leaves, and pieces of sequences, of a launch: sums of two of them fit an int32.
 #define MAX_UNITS (1 << 29)
-// Leaves of all lanes, in such units: in units of 2^31 there are few enough of them for one block.
-#define MAX_ITEMS ((int64_t) ATTN_DECODE_BLOCK_UNITS << 31)
+// Leaves of all lanes, in such units: there is one of 2^31 of them.
+#define MAX_ITEMS ((int64_t) 1 << 31)
 
 _Static_assert(ATTN_DECODE_MIN_PIECE == ATTN_SPLITK_MIN_KEYS_PER_SPLIT,
                "kernels cut pieces as splitk.h says");
@@ -33,7 +33,7 @@ struct launch {
     // Leaves of the longest piece.
     int64_t piece_leaves;
     int32_t min_shift;
-    int64_t most_items;
+    int32_t most_units;
     int32_t num_roots, root_levels, stack_slots;
     int32_t grid, block, smem_bytes;
     // The pieces' results come first, the slots after them.
@@ -72,16 +72,23 @@ static enum attn_status fail_unsupported(const struct attn_device *const device,
         shape->head_dim, shape->num_q_heads / shape->num_kv_heads, kernels);
 }
 
+// Query rows of a KV head: at most 2^31 / num_kv_heads heads a token.
+static int32_t count_rows(const struct attn_decode_shape *const shape)
+{
+    const int64_t rows = (int64_t) (shape->num_q_heads / shape->num_kv_heads) * shape->q_len;
+    return rows > INT32_MAX ? INT32_MAX : (int32_t) rows;
+}
+
 // The first row that accepts the shape: rows stand in order of preference.
 static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
                                             const struct attn_decode_shape *const shape)
 {
-    const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
+    const int32_t rows = count_rows(shape);
     for (uint32_t i = 0; i < pack->num_rows; i++) {
         const struct attn_pack_row *const row = &pack->rows[i];
         if (row->op == ATTN_ROW_DECODE && row->q == (int32_t) shape->q_dtype &&
             row->kv == (int32_t) shape->kv_dtype && row->head_dim == shape->head_dim &&
-            (row->max_ratio == 0 || ratio <= row->max_ratio))
+            (row->max_ratio == 0 || rows <= row->max_ratio))
             return row;
     }
     return NULL;
@@ -114,13 +121,12 @@ static int32_t count_slots(const struct attn_device *const device,
 static void set_lanes(const struct attn_device *const device,
                       const struct attn_decode_shape *const shape, struct launch *const launch)
 {
-    const int32_t ratio = shape->num_q_heads / shape->num_kv_heads;
     const bool packed =
         launch->num_splits != 1 ||
         (device->info.gqa_pack &&
          attn_gqa_pack_shape_ok(shape->num_q_heads, shape->num_kv_heads, shape->head_dim));
     launch->group_rows = packed ? launch->row->rows : 1;
-    launch->row_groups = (ratio - 1) / launch->group_rows + 1;
+    launch->row_groups = (count_rows(shape) - 1) / launch->group_rows + 1;
     launch->lanes = shape->num_kv_heads * launch->row_groups;
 }
 
@@ -147,21 +153,22 @@ static int64_t count_roots(const struct launch *const launch, const int64_t piec
 {
     if (launch->piece_leaves == 1) return 0;
     const int64_t extra = launch->splits > 1 ? 1 : 2;
-    const int64_t full = launch->most_items / launch->lanes + 1;
+    const int64_t full = launch->most_units / launch->lanes + 1;
     const int64_t long_pieces = pieces < full ? pieces : full;
     const int64_t units = full + long_pieces * extra;
     const int64_t most = pieces * ((launch->piece_leaves >> launch->min_shift) + extra);
     return (units < most ? units : most) * launch->lanes;
 }
 
-// For a grid of at most `slots` blocks, and the most leaves that lengths can come to.
+// For a grid of at most `slots` blocks, of so many units each, and the most leaves that lengths can
+// come to.
 static void set_units(const struct attn_decode_shape *const shape, struct launch *const launch,
-                      const int32_t slots)
+                      const int32_t slots, const int32_t block_units)
 {
     const struct attn_pack_row *const row = launch->row;
     const int64_t pieces = (int64_t) shape->batch * launch->splits;
     launch->grid = slots;
-    launch->most_items = (int64_t) slots * ATTN_DECODE_BLOCK_UNITS;
+    launch->most_units = slots * block_units;
     const int64_t roots = count_roots(launch, pieces);
     launch->num_roots = (int32_t) roots;
     // At most one block of each level waits, and one from before an aligned one. The lowest levels
@@ -220,11 +227,11 @@ static enum attn_status set_geometry(const struct attn_device *const device,
     if (launch->splits > 1) {
         const int64_t results =
             attn_splitk_workspace_slots(info->splitk_policy, info->declared_sm_count,
-                                        shape->num_q_heads, shape->batch);
+                                        shape->num_q_heads, (int64_t) shape->batch * shape->q_len);
         launch->pieces_bytes =
             round_up((size_t) attn_splitk_workspace_bytes(results, shape->head_dim));
     }
-    set_units(shape, launch, count_slots(device, launch->row, 0));
+    set_units(shape, launch, count_slots(device, launch->row, 0), ATTN_DECODE_BLOCK_UNITS);
     return set_counters(device, shape, launch);
 }
 
@@ -235,32 +242,55 @@ static void limit_grid(const struct attn_device *const device,
     const size_t most = launch->workspace_bytes;
     int32_t slots = count_slots(device, launch->row, device->grid_limit);
     if (slots >= launch->grid) return;
-    do set_units(shape, launch, slots--);
+    do set_units(shape, launch, slots--, ATTN_DECODE_BLOCK_UNITS);
     while (launch->workspace_bytes > most && slots > 0);
+}
+
+// As many blocks and units as fit what is given.
+static enum attn_status fit_launch(const struct attn_device *const device,
+                                   const struct attn_decode_shape *const shape,
+                                   struct launch *const launch,
+                                   const struct attn_decode_limits *const limits)
+{
+    int32_t slots = launch->grid, units = ATTN_DECODE_BLOCK_UNITS;
+    while (launch->workspace_bytes > limits->workspace_bytes ||
+           launch->num_counters > limits->num_counters) {
+        if (units > 2)
+            units /= 2;
+        else if (slots > 1)
+            slots -= slots / 8 + 1;
+        else
+            units = 1;
+        set_units(shape, launch, slots, units);
+        const enum attn_status status = set_counters(device, shape, launch);
+        if (status != ATTN_OK) return status;
+        if (slots == 1 && units == 1) break;
+    }
+    return ATTN_OK;
 }
 
 // For a shape that was checked.
 static enum attn_status plan_launch(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape,
+                                    const struct attn_decode_limits *const limits,
                                     struct launch *const launch)
 {
     *launch = (struct launch){ 0 };
-    launch->num_splits =
-        attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
-                               shape->num_q_heads, shape->batch, shape->max_decode_seqs);
+    if (!limits)
+        launch->num_splits =
+            attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
+                                   shape->num_q_heads, shape->batch, shape->max_decode_seqs);
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
-    if (shape->q_len > 1)
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "q_len is %d: decode takes 1 query token a sequence in this version",
-                         shape->q_len);
     if (shape->has_skip_table)
         return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                          "there is a skip_table (has_skip_table is 1): decode has no skip-softmax "
                          "in this version");
     launch->row = find_row(device->pack, shape);
     if (!launch->row) return fail_unsupported(device, shape);
-    const enum attn_status status = check_policy(device, launch->row);
-    return status == ATTN_OK ? set_geometry(device, shape, launch) : status;
+    enum attn_status status = limits ? ATTN_OK : check_policy(device, launch->row);
+    if (status == ATTN_OK) status = set_geometry(device, shape, launch);
+    if (status != ATTN_OK || !limits || shape->batch == 0) return status;
+    return fit_launch(device, shape, launch, limits);
 }
 
 static enum attn_status plan_shape(const struct attn_device *const device,
@@ -272,7 +302,7 @@ static enum attn_status plan_shape(const struct attn_device *const device,
     enum attn_status status =
         attn_params_copy(device->log, device->log_user, "shape", own, sizeof(*own), shape);
     if (status == ATTN_OK) status = attn_decode_check_shape(device, own);
-    return status == ATTN_OK ? plan_launch(device, own, launch) : status;
+    return status == ATTN_OK ? plan_launch(device, own, NULL, launch) : status;
 }
 
 static void count_work(const struct attn_decode_shape *const shape,
@@ -284,7 +314,7 @@ static void count_work(const struct attn_decode_shape *const shape,
     const int64_t first_page = (keys - (int64_t) attended) / shape->page_size;
     const double pages = (double) ((keys - 1) / shape->page_size + 1 - first_page);
     const double batch = shape->batch;
-    const double q_elements = batch * shape->num_q_heads * shape->head_dim;
+    const double q_elements = batch * shape->q_len * shape->num_q_heads * shape->head_dim;
     const double kv_elements = batch * shape->num_kv_heads * attended * shape->head_dim;
     plan->kv_bytes = 2 * kv_elements * (double) attn_dtype_size(shape->kv_dtype);
     plan->other_bytes =
@@ -390,8 +420,10 @@ enum attn_status attn_decode_reset_counters(struct attn_device *const device,
 static struct attn_decode_args fill_args(const struct attn_decode_params *const params,
                                          const struct launch *const launch)
 {
-    uint32_t page_magic, splits_magic;
-    int32_t page_shift, splits_shift;
+    const int32_t ratio = params->num_q_heads / params->num_kv_heads;
+    uint32_t page_magic, splits_magic, ratio_magic;
+    int32_t page_shift, splits_shift, ratio_shift;
+    attn_decode_magic(ratio, &ratio_magic, &ratio_shift);
     attn_decode_magic(params->page_size, &page_magic, &page_shift);
     attn_decode_magic(launch->splits, &splits_magic, &splits_shift);
     return (struct attn_decode_args){
@@ -400,6 +432,8 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .k = params->k_pool,
         .v = params->v_pool,
         .block_table = params->block_table,
+        .v_table = params->v_block_table != params->block_table ? params->v_block_table : NULL,
+        .tree_mask = params->tree_mask,
         .seq_lens = params->seq_lens,
         .sinks = params->sinks,
         .lse = params->lse,
@@ -410,6 +444,7 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .pieces = launch->splits > 1 ? params->workspace : NULL,
         .counters = params->counters,
         .q_stride = params->q_stride,
+        .q_token_stride = params->q_token_stride,
         .k_page_stride = params->k_page_stride,
         .k_token_stride = params->k_token_stride,
         .k_head_stride = params->k_head_stride,
@@ -417,19 +452,24 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .v_token_stride = params->v_token_stride,
         .v_head_stride = params->v_head_stride,
         .num_pages = params->num_pages,
-        .table_stride = params->max_pages_per_seq,
+        .table_stride = params->table_stride,
         .table_columns = params->max_pages_per_seq,
         .page_size = params->page_size,
         .page_magic = page_magic,
         .page_shift = page_shift,
         .max_keys = table_keys(params->max_pages_per_seq, params->page_size),
         .batch = params->batch,
+        .q_len = params->q_len,
+        .mask_words = params->mask_words,
         .num_q_heads = params->num_q_heads,
         .num_kv_heads = params->num_kv_heads,
-        .ratio = params->num_q_heads / params->num_kv_heads,
+        .ratio = ratio,
+        .ratio_magic = ratio_magic,
+        .ratio_shift = ratio_shift,
         .group_rows = launch->group_rows,
         .row_groups = launch->row_groups,
         .window = params->window,
+        .window_is_shared = params->window_form == ATTN_WINDOW_SHARED,
         .splits = launch->splits,
         .splits_magic = splits_magic,
         .splits_shift = splits_shift,
@@ -438,6 +478,7 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .root_levels = launch->root_levels,
         .stack_slots = launch->stack_slots,
         .min_shift = launch->min_shift,
+        .most_units = launch->most_units,
         .scale = params->scale,
         .softcap = params->softcap,
         .k_scale = params->k_scale,
@@ -456,17 +497,17 @@ static enum attn_status launch_kernel(const struct attn_device *const device,
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
 
-enum attn_status attn_decode_run_sized(struct attn_device *const device,
-                                       const struct attn_decode_params *const params,
-                                       const enum attn_decode_sizes sizes, const attn_stream stream)
+enum attn_status attn_decode_run_within(struct attn_device *const device,
+                                        const struct attn_decode_params *const params,
+                                        const struct attn_decode_limits *const limits,
+                                        const attn_stream stream)
 {
-    (void) sizes;
     struct attn_decode_params own = *params;
     struct launch launch;
     const struct attn_decode_shape shape = attn_decode_shape_of(&own);
     enum attn_status status = attn_decode_check_shape(device, &shape);
     if (status == ATTN_OK) status = attn_decode_check_params(device, &own);
-    if (status == ATTN_OK) status = plan_launch(device, &shape, &launch);
+    if (status == ATTN_OK) status = plan_launch(device, &shape, limits, &launch);
     if (status == ATTN_OK)
         status =
             attn_decode_check_workspace(device, &own, launch.workspace_bytes, launch.num_counters);
@@ -491,5 +532,5 @@ enum attn_status attn_decode(struct attn_device *const device,
     const enum attn_status status =
         attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
     if (status != ATTN_OK) return status;
-    return attn_decode_run_sized(device, &own, ATTN_DECODE_SIZES_OWN, stream);
+    return attn_decode_run_within(device, &own, NULL, stream);
 }

@@ -5,18 +5,19 @@
 
 #include "attn/decode.h"
 
-// What bounds the workspace and the counters of a call.
-enum attn_decode_sizes {
-    // attn_decode_workspace and attn_decode_counters, for the device and its policy.
-    ATTN_DECODE_SIZES_OWN = 0,
-    // attn_ctm_*_elems of ctm.h, whatever the device; the policy is chunk.
-    ATTN_DECODE_SIZES_CTM = 1,
+// What a front has set aside, whatever the device. The policy is chunk then.
+struct attn_decode_limits {
+    size_t workspace_bytes;
+    int32_t num_counters;
 };
 
 // attn_decode without what only a caller of the library can get wrong: `device` and a `params` of
-// the library's own size are there. Sentences have the names of decode.h.
-enum attn_status attn_decode_run_sized(struct attn_device *device,
-                                       const struct attn_decode_params *params,
-                                       enum attn_decode_sizes sizes, attn_stream stream);
+// the library's own size are there. Sentences have the names of decode.h. `limits`: NULL for what
+// attn_decode_workspace and attn_decode_counters say; else as many blocks run as these allow, one at
+// least.
+enum attn_status attn_decode_run_within(struct attn_device *device,
+                                        const struct attn_decode_params *params,
+                                        const struct attn_decode_limits *limits,
+                                        attn_stream stream);
 
 #endif

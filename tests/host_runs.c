@@ -252,7 +252,8 @@ static void walk_lengths(struct walk *const w, const int32_t *const lens)
     const uint64_t items = (uint64_t) (leaves * args->lanes);
     const int32_t are_even =
         attn_decode_are_even((uint64_t) leaves, (uint64_t) longest, args->batch * args->splits);
-    w->shift = args->min_shift + attn_decode_unit_shift(items, w->blocks, are_even);
+    w->shift =
+        args->min_shift + attn_decode_unit_shift(items, w->blocks, args->most_units, are_even);
     // No piece has as many leaves; they are numbers of 32 bits, shifted.
     if (w->shift > 31) w->shift = 31;
     w->units = w->roots = w->most_roots = 0;

@@ -109,9 +109,16 @@ struct alignas(16) fan_weights {
     float2 ml[ROWS];
 };
 
+// Query tokens at most: draft keys have bits in so many words.
+constexpr int DRAFT_WORDS = 4;
+
 // Which keys of a leaf are attended.
 struct alignas(16) visible_keys {
+    // By any row of the sequence.
     uint32_t bits[4];
+    // Rows differ in what they attend. Its first key counted from the first draft key.
+    int32_t is_mixed;
+    int32_t draft;
 };
 
 // Units, and leaves, that are known at the same time: those in the ring, and one more.
@@ -135,6 +142,8 @@ struct smem {
     // rows together.
     alignas(16) float2 max[ROWS / 2][SCORERS];
     alignas(16) float2 sum[ROWS / 2][GROUPS];
+    // Draft keys that are seen, of two units.
+    uint32_t seen[2][DRAFT_WORDS];
     unit_info units_told[INFOS];
     visible_keys visible[INFOS];
     // Of the arrival that was posted last, and of the one before: the unit.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Paged decode: o = softmax(scale * q k^T) v for one query token of each sequence.
+// Paged decode: o = softmax(scale * q k^T) v for one query token of each sequence, or a few.
 //
 // The arithmetic, which no schedule changes: keys are cut into leaves of TILE keys at absolute
 // multiples of TILE. A leaf gives its largest score m, the sum l of 2^(score - m), and the weighted
@@ -98,6 +98,7 @@ struct team {
             for (int g = 0; g < OWN_GROUPS; g++)
                 multiply_k(q, s_piece, at.slot * TILE_BYTES + own_group(g) * GROUP_BYTES, r_s[g]);
             scale_scores(args, by, q, r_s);
+            if (keys.is_mixed) mask_rows(args, s.units_told[told.slot], keys, r_s);
             find_max(s, keys, r_s);
         }
         sync_team();

@@ -25,7 +25,11 @@ struct attn_decode_args {
     void *o;
     const void *k, *v;
     const int32_t *block_table;
+    // Of V, if not the same; else null.
+    const int32_t *v_table;
     const int32_t *seq_lens;
+    // [batch, q_len, mask_words]; null: causal.
+    const int32_t *tree_mask;
     const float *sinks;
     float *lse;
     const float *k_scales, *v_scales;
@@ -33,13 +37,13 @@ struct attn_decode_args {
     // Slots, of ATTN_DECODE_SLOT_FLOATS each, for blocks of the merge tree: num_roots of those that
     // meet others' in the end, then stack_slots for each block of the grid.
     float *slots;
-    // splits > 1: what pieces have given, [batch, num_q_heads, splits][head_dim + 2]: unnormalised
-    // o, m, l.
+    // splits > 1: what pieces have given, [batch, q_len, num_q_heads, splits][head_dim + 2]:
+    // unnormalised o, m, l.
     float *pieces;
     // 0 before and after. Items that blocks have asked for; blocks that are done; root_levels times
     // num_roots arrivals of roots; then, if splits > 1, those of pieces of each (sequence, lane).
     int32_t *counters;
-    int64_t q_stride;
+    int64_t q_stride, q_token_stride;
     int64_t k_page_stride, k_token_stride, k_head_stride;
     int64_t v_page_stride, v_token_stride, v_head_stride;
     int64_t num_pages;
@@ -52,11 +56,17 @@ struct attn_decode_args {
     // Keys a table row can hold, saturated at INT32_MAX.
     int32_t max_keys;
     int32_t batch;
+    int32_t q_len, mask_words;
     int32_t num_q_heads, num_kv_heads;
+    // Query heads of a KV head; for division by it. Its query rows are those of token 0, then 1, ...
     int32_t ratio;
-    // Query rows of a lane, at most the kernel's, and lanes of a KV head: ceil(ratio / group_rows).
+    uint32_t ratio_magic;
+    int32_t ratio_shift;
+    // Query rows of a lane, at most the kernel's, and lanes of a KV head: ceil(ratio * q_len /
+    // group_rows).
     int32_t group_rows, row_groups;
-    int32_t window;
+    // With window_is_shared from the end of the sequence, else from each token.
+    int32_t window, window_is_shared;
     // Pieces of a sequence, each a reduction of its own; 1: none.
     int32_t splits;
     uint32_t splits_magic;
@@ -66,6 +76,8 @@ struct attn_decode_args {
     int32_t num_roots, root_levels, stack_slots;
     // Leaves are counted in units of 2^min_shift: the largest count stays below 2^30.
     int32_t min_shift;
+    // Of all blocks, at most.
+    int32_t most_units;
     int32_t has_boxes;
     float scale;
     float softcap;
@@ -98,8 +110,8 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 #define ATTN_DECODE_MAX_GRID 1024
 // At most 2^ATTN_DECODE_FAN_LOG roots are merged by one block.
 #define ATTN_DECODE_FAN_LOG 5
-// Units of a block at most, on average.
-#define ATTN_DECODE_BLOCK_UNITS 32
+// Units of a block, on average, at most; fewer where the workspace is given.
+#define ATTN_DECODE_BLOCK_UNITS 16
 // Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the block
 // that has most, and what was measured to be lost with each of them, and at the end a part of a unit,
 // as not all blocks are done at the same time. More of it where pieces differ. `items`: of (leaf,
@@ -109,10 +121,11 @@ static __device__ __forceinline__ float
 #else
 static inline float
 #endif
-attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t are_even, int32_t shift)
+attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t most_units, int32_t are_even,
+                      int32_t shift)
 {
     const uint64_t units = items >> shift;
-    if (units > (uint64_t) blocks * ATTN_DECODE_BLOCK_UNITS) return INFINITY;
+    if (units > (uint32_t) most_units) return INFINITY;
     const uint32_t most = units ? ((uint32_t) units - 1) / (uint32_t) blocks + 1 : 1;
     const float leaves = (float) (1u << shift);
     return (float) most * (leaves + 16.0f) + leaves * (are_even ? 0.25f : 2.0f);
@@ -131,12 +144,13 @@ attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_t pieces)
 
 #ifndef __CUDACC__
 // The largest shift of the lowest cost. Kernels do the same, a lane a shift.
-static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int32_t are_even)
+static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int32_t most_units,
+                                             int32_t are_even)
 {
     int32_t best = 31;
     for (int32_t shift = 30; shift >= 0; shift--)
-        if (attn_decode_unit_cost(items, blocks, are_even, shift) <
-            attn_decode_unit_cost(items, blocks, are_even, best))
+        if (attn_decode_unit_cost(items, blocks, most_units, are_even, shift) <
+            attn_decode_unit_cost(items, blocks, most_units, are_even, best))
             best = shift;
     return best;
 }
@@ -175,8 +189,8 @@ attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t
     const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
     const int32_t waiting = slots > fan ? slots : fan;
     const int32_t weights = groups * rows * (32 + 4) + scorers * rows * 4;
-    const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 16 + 8);
-    const int32_t barriers = stages * 16;
+    const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 32 + 8);
+    const int32_t barriers = stages * 16 + 2 * 16;
     // A thread's length and sums of units and roots, a warp's sums; two words.
     const int32_t schedule = (warps + 2) * (32 * 12 + 8) + 2 * 4;
     // Two units, and what is posted of them.

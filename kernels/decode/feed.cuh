@@ -13,17 +13,29 @@
 // Leaves of a unit whose pages are looked up together.
 struct batch {
     unit_info unit;
-    // The keys [start, stop) of the piece are attended.
-    int32_t origin, start, stop;
+    // Some row attends keys [start, stop) of the piece; of draft keys, from `past` on, those in s_seen.
+    // The null pointer: all.
+    int32_t origin, start, stop, past;
+    const uint32_t *s_seen;
     // Leaves [leaf, end).
     uint32_t leaf, end;
     // Table entries. Boxes: of the group that is lane_id() groups after the first. Else of this
     // lane's keys of the leaf.
-    int32_t page[WORDS];
+    int32_t page[WORDS], v_page[WORDS];
 
     __device__ __forceinline__ uint32_t first_key() const
     {
         return origin + leaf * TILE;
+    }
+
+    // Of 32 draft keys from `draft` on, those that are seen, and all that are before the first.
+    __device__ __forceinline__ uint32_t seen_drafts(int32_t draft) const
+    {
+        if (draft <= -32) return ~0u;
+        const int32_t word = draft < 0 ? -1 : draft / 32;
+        const uint32_t low = word < 0 ? ~0u : word < DRAFT_WORDS ? s_seen[word] : 0;
+        const uint32_t high = word + 1 < DRAFT_WORDS ? s_seen[word + 1] : 0;
+        return __funnelshift_r(low, high, draft - word * 32);
     }
 
     // Of 32 keys from `key` on, those that are attended.
@@ -31,20 +43,28 @@ struct batch {
     {
         const int32_t low = min(max(start - (int32_t) key, 0), 32);
         const int32_t high = min(max(stop - (int32_t) key, 0), 32);
-        return low >= high ? 0 : ~0u >> (32 - high + low) << low;
+        const uint32_t within = low >= high ? 0 : ~0u >> (32 - high + low) << low;
+        return s_seen ? within & seen_drafts((int32_t) key - past) : within;
     }
 
-    // Entries of keys that are not attended are not looked at.
-    __device__ __forceinline__ int32_t look_up(const attn_decode_args &args, uint32_t key) const
+    // The pages of a key that is attended. Entries of other keys are not looked at.
+    __device__ __forceinline__ void look_up(const attn_decode_args &args, uint32_t key,
+                                            bool is_attended, int32_t &k_found,
+                                            int32_t &v_found) const
     {
-        const int32_t *const g_table = args.block_table + unit.sequence * args.table_stride;
-        int32_t found = -1;
-        if (key >= (uint32_t) start && key < (uint32_t) stop)
-            found = __ldg(g_table + attn_decode_divide(key, args.page_magic, args.page_shift));
-#if ATTN_MUTATION == 25
-        found = min((int64_t) found, args.num_pages - 1);
+        k_found = v_found = -1;
+        if (!is_attended) return;
+        const int64_t entry = unit.sequence * args.table_stride +
+                              attn_decode_divide(key, args.page_magic, args.page_shift);
+        k_found = __ldg(args.block_table + entry);
+#if ATTN_MUTATION == 28
+        v_found = k_found;
+#else
+        v_found = args.v_table ? __ldg(args.v_table + entry) : k_found;
 #endif
-        return found;
+#if ATTN_MUTATION == 25
+        k_found = v_found = min((int64_t) k_found, args.num_pages - 1);
+#endif
     }
 
     // Takes as many leaves as are looked up at once.
@@ -54,27 +74,56 @@ struct batch {
         end = min(first + (args.has_boxes ? 32 / GROUPS : 1), unit.end);
         if (args.has_boxes) {
             const uint32_t group = first_key() + lane_id() * GROUP;
-            // Any attended key of it.
-            const uint32_t key = max(group, (uint32_t) start);
-            page[0] = -1;
-            if (leaf + lane_id() / GROUPS < end && key < group + GROUP)
-                page[0] = look_up(args, key);
+            const bool is_leaf = leaf + lane_id() / GROUPS < end;
+            look_up(args, group, is_leaf && (attended(group) & 0xFFFF), page[0], v_page[0]);
         } else {
 #pragma unroll
-            for (int j = 0; j < WORDS; j++)
-                page[j] = look_up(args, first_key() + j * 32 + lane_id());
+            for (int j = 0; j < WORDS; j++) {
+                const uint32_t key = first_key() + j * 32;
+                look_up(args, key + lane_id(), attended(key) >> lane_id() & 1, page[j], v_page[j]);
+            }
         }
     }
 
+    // Which draft keys the rows of the mask have, into s_words.
+    __device__ __forceinline__ void find_seen(const attn_decode_args &args, uint32_t *s_words)
+    {
+        s_seen = nullptr;
+        if (!args.tree_mask || (int32_t) (origin + unit.end * TILE) <= past) return;
+        const int32_t *const g_mask =
+            args.tree_mask + (int64_t) unit.sequence * args.q_len * args.mask_words;
+#pragma unroll 1
+        for (int i = 0; i < DRAFT_WORDS; i++) {
+            uint32_t word = 0;
+            const int32_t stop_token = i * 32 < args.q_len ? args.q_len : 0;
+#pragma unroll 1
+            for (int32_t token = lane_id(); token < stop_token; token += 32)
+                word |= in_window(args, token, i, __ldg(g_mask + token * args.mask_words + i));
+            word = __reduce_or_sync(~0u, word);
+            if (lane_id() == 0) s_words[i] = word;
+        }
+        __syncwarp();
+        s_seen = s_words;
+    }
+
+    // Of a word of a token's row of the mask, what its window leaves.
+    static __device__ __forceinline__ uint32_t in_window(const attn_decode_args &args,
+                                                         int32_t token, int word, uint32_t bits)
+    {
+        if (args.window == 0 || args.window_is_shared) return bits;
+        const int32_t first = token + 1 - args.window - word * 32;
+        return first >= 32 ? 0 : first <= 0 ? bits : bits >> first << first;
+    }
+
     // The first of item `item` of all (unit, lane).
-    __device__ __forceinline__ void begin(const attn_decode_args &args, const smem &s,
-                                          const schedule &dealt_as, int32_t item)
+    __device__ __forceinline__ void begin(const attn_decode_args &args, smem &s,
+                                          const schedule &dealt_as, int32_t item, int half)
     {
         const int32_t shift = dealt_as.dealt.shift, number = item / args.lanes;
         const place found = dealt_as.find(args, s, number);
         const piece &p = found.p;
         const uint32_t last = p.first + max(count_leaves(p), 1u);
-        origin = p.origin, start = p.start, stop = p.stop;
+        origin = p.origin, start = p.start, stop = p.stop, past = p.past;
         unit.lane = item - number * args.lanes;
         unit.sequence = p.sequence;
         unit.piece = found.index;
@@ -89,6 +138,7 @@ struct batch {
             unit.end = min(last, (uint32_t) (unit.unit + 1) << shift);
         }
         if (p.is_fault && lane_id() == 0) report_fault(args, p.sequence);
+        find_seen(args, s.seen[half]);
         take(args, unit.first);
     }
 };
@@ -99,9 +149,11 @@ struct feed {
     ring_place<STAGES> at;
     // The next in s.units_told, and in s.visible.
     ring_place<INFOS> told, info;
+    // Of s.seen: that of the unit begun last.
+    int half;
 
     __device__ __forceinline__ feed(const attn_decode_args &the_args, smem &the_smem)
-        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }
+        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }, half(0)
     {
     }
 
@@ -128,6 +180,12 @@ struct feed {
             keys.bits[j] = wanted & there[j];
             missing |= wanted & ~there[j];
         }
+        // Draft keys, and keys that the window of the first token has and that of the last has not.
+        keys.draft = (int32_t) b.first_key() - b.past;
+        const bool has_edges = args.window > 0 && !args.window_is_shared;
+        if (args.q_len > 1 || args.tree_mask)
+            keys.is_mixed =
+                keys.draft + TILE > 0 || (has_edges && keys.draft < args.q_len - args.window);
         if (missing && lane_id() == 0) report_fault(args, b.unit.sequence);
         return keys;
     }
@@ -152,13 +210,16 @@ struct feed {
         if (unit.lane >= 0) {
             const rows r = rows_of(args, unit.lane);
             const unsigned char *const g_q =
-                static_cast<const unsigned char *>(args.q) +
-                (unit.sequence * args.q_stride + (int64_t) r.first_head * HEAD_DIM) * 2;
+                static_cast<const unsigned char *>(args.q) + unit.sequence * args.q_stride * 2;
             const uint32_t s_q = shared_address(s.q_rows[told.slot]);
 #pragma unroll 4
             for (int i = lane_id(); i < ROWS * PER_ROW; i += 32) {
                 const int row = i / PER_ROW, column = i % PER_ROW * 16;
-                cp_async_16(s_q + row * Q_PITCH + column, g_q + i * 16, row < r.num_rows ? 16 : 0);
+                const token_head at = locate(args, r, min(row, r.num_rows - 1));
+                cp_async_16(s_q + row * Q_PITCH + column,
+                            g_q + (at.token * args.q_token_stride + at.head * HEAD_DIM) * 2 +
+                                column,
+                            row < r.num_rows ? 16 : 0);
             }
         }
         cp_async_arrive(s_told);
@@ -172,14 +233,14 @@ struct feed {
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
     // page.
     __device__ __forceinline__ void copy_boxes(const attn_decode_map &map, uint32_t s_full,
-                                               const batch &b, int32_t kv_head, uint32_t groups,
+                                               int32_t page, int32_t kv_head, uint32_t groups,
                                                int index, int32_t slot)
     {
         const int group = lane_id() - index;
         if (lane_id() == 0) barrier_arrive_expect(s_full, __popc(groups) * GROUP_BYTES);
         if (group >= 0 && group < GROUPS && groups >> group & 1)
             copy_box(shared_address(s.ring[at.slot]) + group * GROUP_BYTES, &map, s_full, slot,
-                     kv_head, b.page[0]);
+                     kv_head, page);
         __syncwarp();
         at.next();
     }
@@ -189,7 +250,8 @@ struct feed {
 #pragma unroll 1
         for (int index = 0; b.leaf < b.end; b.leaf++, index += GROUPS) {
             const uint32_t groups =
-                __ballot_sync(~0u, is_page(b.page[0])) >> index & ((1u << GROUPS) - 1);
+                __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
+                ((1u << GROUPS) - 1);
             uint32_t there[WORDS];
 #pragma unroll
             for (int j = 0; j < WORDS; j++)
@@ -200,8 +262,8 @@ struct feed {
             const int32_t slot = slot_of(key);
             const uint32_t s_k = wait_for_room();
             tell_visible(keys);
-            copy_boxes(args.k_map, s_k, b, kv_head, groups, index, slot);
-            copy_boxes(args.v_map, wait_for_room(), b, kv_head, groups, index, slot);
+            copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);
+            copy_boxes(args.v_map, wait_for_room(), b.v_page[0], kv_head, groups, index, slot);
         }
     }
 
@@ -242,7 +304,7 @@ struct feed {
         uint32_t there[WORDS];
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
-            const bool valid = is_page(b.page[j]);
+            const bool valid = is_page(b.page[j]) && is_page(b.v_page[j]);
             const uint32_t key = b.first_key() + j * 32 + lane_id();
             const int32_t slot = slot_of(key);
             k_offset[j] = v_offset[j] = -1;
@@ -250,7 +312,7 @@ struct feed {
                 k_offset[j] =
                     (b.page[j] * args.k_page_stride + slot * args.k_token_stride) * KV_BYTES;
                 v_offset[j] =
-                    (b.page[j] * args.v_page_stride + slot * args.v_token_stride) * KV_BYTES;
+                    (b.v_page[j] * args.v_page_stride + slot * args.v_token_stride) * KV_BYTES;
 #if ATTN_MUTATION == 24
                 k_offset[j] = (int32_t) k_offset[j], v_offset[j] = (int32_t) v_offset[j];
 #endif
@@ -268,7 +330,7 @@ struct feed {
     // `next`: in lane 0, how many others had been asked for when this block asked last. False:
     // there is none.
     __device__ __forceinline__ bool look_ahead(const schedule &dealt_as, const batch &now,
-                                               int32_t &next, batch &then) const
+                                               int32_t &next, batch &then)
     {
         if (now.end < now.unit.end) {
             then = now;
@@ -278,7 +340,8 @@ struct feed {
         const int64_t item = (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
         if (item >= (int64_t) dealt_as.dealt.total * args.lanes) return false;
         if (lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
-        then.begin(args, s, dealt_as, (int32_t) item);
+        half ^= 1;
+        then.begin(args, s, dealt_as, (int32_t) item, half);
         return true;
     }
 
@@ -298,7 +361,7 @@ struct feed {
     {
         batch now, then;
         bool has_more = blockIdx.x < (int64_t) dealt_as.dealt.total * args.lanes;
-        if (has_more) now.begin(args, s, dealt_as, blockIdx.x);
+        if (has_more) now.begin(args, s, dealt_as, blockIdx.x, half);
 #pragma unroll 1
         for (int turn = 0; has_more; turn = min(turn + 1, 2)) {
             if (turn > 0) has_more = look_ahead(dealt_as, now, next, then);

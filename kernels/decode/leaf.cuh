@@ -138,34 +138,39 @@ static __device__ __forceinline__ void load_k(uint32_t s_piece, uint32_t offset,
     }
 }
 
-// Scores of a group, not scaled yet.
+// Scores of a group, not scaled yet. Many rows are taken in parts, as sums are in registers.
 static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_piece, uint32_t offset,
                                                   float (&sum)[ROW_BLOCKS][4])
 {
     // Chains of MMAs: less latency, and shorter sums, as MMAs do not round to nearest.
     constexpr int CHAINS = DIM_STEPS > 16 ? 4 : 2;
     constexpr int PAIRS = PIECES / 2, PAIR_STEPS = DIM_STEPS / PAIRS;
-    float part[CHAINS][ROW_BLOCKS][4] = {};
+    constexpr int PART = ROW_BLOCKS < 4 ? ROW_BLOCKS : 4;
 #pragma unroll
-    for (int pair = 0; pair < PAIRS; pair++) {
-        uint32_t a[2][4];
-        load_k(s_piece, offset, pair, a);
+    for (int first = 0; first < ROW_BLOCKS; first += PART) {
+        float part[CHAINS][PART][4] = {};
 #pragma unroll
-        for (int i = 0; i < PAIR_STEPS; i++)
+        for (int pair = 0; pair < PAIRS; pair++) {
+            uint32_t a[2][4];
+            load_k(s_piece, offset, pair, a);
 #pragma unroll
-            for (int n = 0; n < ROW_BLOCKS; n++) {
-                const int step = pair * PAIR_STEPS + i;
-                const uint2 b = q.get(n, step);
-                multiply(part[step % CHAINS][n], a[i], b.x, b.y);
+            for (int i = 0; i < PAIR_STEPS; i++)
+#pragma unroll
+                for (int n = 0; n < PART; n++) {
+                    const int step = pair * PAIR_STEPS + i;
+                    const uint2 b = q.get(first + n, step);
+                    multiply(part[step % CHAINS][n], a[i], b.x, b.y);
+                }
+        }
+#pragma unroll
+        for (int n = 0; n < PART; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float &whole = sum[first + n][i];
+                whole = part[0][n][i] + part[1][n][i];
+                if (CHAINS == 4) whole += part[CHAINS - 2][n][i] + part[CHAINS - 1][n][i];
             }
     }
-#pragma unroll
-    for (int n = 0; n < ROW_BLOCKS; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum[n][i] = part[0][n][i] + part[1][n][i];
-            if (CHAINS == 4) sum[n][i] += part[CHAINS - 2][n][i] + part[CHAINS - 1][n][i];
-        }
 }
 
 static __device__ __forceinline__ float cap_score(float x, float cap, float inverse_cap)
@@ -250,6 +255,49 @@ static __device__ __forceinline__ uint32_t own_visible(const visible_keys &visib
 {
     const int group = own_group(index);
     return visible.bits[group / 2] >> group % 2 * 16 >> lane_id() / 4;
+}
+
+// Whether a row of a token attends a key, counted from the first draft key, if any row does.
+static __device__ __forceinline__ bool attends(const attn_decode_args &args, int32_t sequence,
+                                               int32_t token, int32_t draft)
+{
+    // A row that there is none of.
+    if (token >= args.q_len) return true;
+#if ATTN_MUTATION == 27
+    if (args.window > 0 && !args.window_is_shared && draft < token + 2 - args.window) return false;
+#endif
+    if (args.window > 0 && !args.window_is_shared && draft < token + 1 - args.window) return false;
+    if (draft < 0) return true;
+    if (draft >= args.q_len) return false;
+    if (!args.tree_mask) return draft <= token;
+#if ATTN_MUTATION == 26
+    token = min(token + 1, args.q_len - 1);
+#endif
+    const int64_t row = (int64_t) sequence * args.q_len + token;
+    return __ldg(args.tree_mask + row * args.mask_words + draft / 32) >> draft % 32 & 1;
+}
+
+// Rows attend different keys: scores of those that a row does not.
+static __device__ __forceinline__ void mask_rows(const attn_decode_args &args,
+                                                 const unit_info &unit, const visible_keys &keys,
+                                                 scores &r_s)
+{
+    const rows r = rows_of(args, unit.lane);
+    const int lane = rare_lane_id();
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int32_t token = locate(args, r, n * 8 + lane % 4 * 2 + c).token;
+#pragma unroll
+            for (int g = 0; g < OWN_GROUPS; g++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int key = own_group(g) * GROUP + half * 8 + lane / 4;
+                    if (!attends(args, unit.sequence, token, keys.draft + key))
+                        r_s[g][n][half * 2 + c] = -INFINITY;
+                }
+        }
 }
 
 // Masks this warp's scores; their largest.

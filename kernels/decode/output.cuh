@@ -62,7 +62,7 @@ static __device__ __forceinline__ void store_pair(const attn_decode_args &args, 
                                                   const rows &r, int row, int column, uint32_t pair)
 {
     if (row >= r.num_rows) return;
-    const int64_t head = (int64_t) sequence * args.num_q_heads + r.first_head + row;
+    const int64_t head = output_of(args, sequence, locate(args, r, row));
     *reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(args.o) + head * HEAD_DIM + column) =
         pair;
 }
@@ -85,8 +85,9 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
         for (int c = 0; c < 2; c++) {
             const int row = n * 8 + t * 2 + c;
             const bool is_row = row < r.num_rows;
-            const int64_t head = r.first_head + row;
-            const float sink = is_row && args.sinks ? __ldg(args.sinks + head) * LOG2_E : -INFINITY;
+            const token_head at = locate(args, r, row);
+            const float sink =
+                is_row && args.sinks ? __ldg(args.sinks + at.head) * LOG2_E : -INFINITY;
             const float m = max_nan(b.m[n][c], sink);
             const float base = finite_or_zero(m);
             const float weight = ex2(b.m[n][c] - base);
@@ -102,8 +103,7 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
                     b.o[d][n][i] = sum == 0.0f ? 0.0f : o + 0.0f;
                 }
             if (args.lse && is_row && first_step == 0 && g == 0)
-                args.lse[(int64_t) sequence * args.num_q_heads + head] =
-                    (m + (lg2(sum) + SHIFT)) * LN_2;
+                args.lse[output_of(args, sequence, at)] = (m + (lg2(sum) + SHIFT)) * LN_2;
         }
 #pragma unroll
         for (int d = 0; d < N; d++) {
@@ -128,9 +128,9 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
 // ---- split counts
 
 static __device__ __forceinline__ float *find_piece(const attn_decode_args &args, int32_t sequence,
-                                                    int32_t head, int32_t split)
+                                                    const token_head &at, int32_t split)
 {
-    const int64_t index = ((int64_t) sequence * args.num_q_heads + head) * args.splits + split;
+    const int64_t index = output_of(args, sequence, at) * args.splits + split;
     return args.pieces + index * (HEAD_DIM + 2);
 }
 
@@ -151,7 +151,7 @@ static __device__ __forceinline__ void store_piece(const attn_decode_args &args,
         for (int c = 0; c < 2; c++) {
             const int row = n * 8 + lane % 4 * 2 + c;
             if (row >= r.num_rows) continue;
-            float *const g_piece = find_piece(args, p.sequence, r.first_head + row, p.split);
+            float *const g_piece = find_piece(args, p.sequence, locate(args, r, row), p.split);
 #pragma unroll
             for (int d = 0; d < N; d++)
 #pragma unroll
@@ -175,7 +175,7 @@ static __device__ __forceinline__ void load_piece(const attn_decode_args &args, 
     for (int c = 0; c < 2; c++) {
         const int row = n * 8 + lane % 4 * 2 + c;
         if (row >= r.num_rows) continue;
-        const float *const g_piece = find_piece(args, sequence, r.first_head + row, split);
+        const float *const g_piece = find_piece(args, sequence, locate(args, r, row), split);
 #pragma unroll
         for (int i = c; i < 4; i += 2)
             value[i] = load_global_float(g_piece + column_of(step, i, lane));

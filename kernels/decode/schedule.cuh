@@ -7,20 +7,39 @@
 
 #include "decode/config.cuh"
 
-// The query rows of a lane.
+// The query rows of a lane: of the KV head's, from number `first` on.
 struct rows {
     int32_t lane, kv_head;
-    int32_t first_head, num_rows;
+    int32_t first, num_rows;
 };
+
+// A query row's token and head.
+struct token_head {
+    int32_t token, head;
+};
+
+static __device__ __forceinline__ token_head locate(const attn_decode_args &args, const rows &r,
+                                                    int row)
+{
+    const int32_t number = r.first + row;
+    const int32_t token = attn_decode_divide(number, args.ratio_magic, args.ratio_shift);
+    return { token, r.kv_head * args.ratio + number - token * args.ratio };
+}
+
+// Where its output is, in heads.
+static __device__ __forceinline__ int64_t output_of(const attn_decode_args &args, int32_t sequence,
+                                                    const token_head &at)
+{
+    return ((int64_t) sequence * args.q_len + at.token) * args.num_q_heads + at.head;
+}
 
 static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, int32_t lane)
 {
     rows r;
     r.lane = lane;
     r.kv_head = lane / args.row_groups;
-    const int32_t row = (lane - r.kv_head * args.row_groups) * args.group_rows;
-    r.first_head = r.kv_head * args.ratio + row;
-    r.num_rows = min(args.group_rows, args.ratio - row);
+    r.first = (lane - r.kv_head * args.row_groups) * args.group_rows;
+    r.num_rows = min(args.group_rows, args.ratio * args.q_len - r.first);
     return r;
 }
 
@@ -29,6 +48,8 @@ static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, int
 struct piece {
     int32_t sequence, split;
     int32_t origin, start, stop;
+    // The first draft key.
+    int32_t past;
     uint32_t first, end;
     // Under a split count: keys of a piece, and of the sequence.
     uint32_t size, attended;
@@ -48,8 +69,13 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
     p.sequence = sequence_of(args, index);
     p.split = index - p.sequence * args.splits;
     const int32_t len = min(max(given, 0), args.max_keys);
-    p.is_fault = len != given;
-    p.start = args.window > 0 && len > args.window ? len - args.window : 0;
+    const int32_t past = max(len - args.q_len, 0);
+    p.is_fault = len != given || (len > 0 && len < args.q_len);
+    // Of the first token, or of all.
+    const int32_t seen_until = args.window_is_shared ? len : past + 1;
+    p.start = args.window > 0 ? max(seen_until - args.window, 0) : 0;
+    p.start = min(p.start, len);
+    p.past = past;
     p.stop = len;
     p.origin = 0;
 #if ATTN_MUTATION == 1
@@ -123,8 +149,8 @@ static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &a
     const uint64_t items = (uint64_t) leaves * (uint32_t) args.lanes;
     // All leaves there can be fit in 2^31.
     // The largest shift of the lowest cost, a lane a shift. Floats above 0 are ordered as integers.
-    const uint32_t cost =
-        __float_as_uint(attn_decode_unit_cost(items, (int32_t) gridDim.x, are_even, lane_id()));
+    const uint32_t cost = __float_as_uint(
+        attn_decode_unit_cost(items, (int32_t) gridDim.x, args.most_units, are_even, lane_id()));
     const uint32_t best = __ballot_sync(~0u, cost == __reduce_min_sync(~0u, cost));
     return min(args.min_shift + 31 - __clz(best), 31);
 }

@@ -146,6 +146,18 @@ static inline uint32_t __reduce_max_sync(unsigned mask, uint32_t value)
 {
     return ~__reduce_min_sync(mask, ~value);
 }
+static inline uint32_t __reduce_or_sync(unsigned, uint32_t value)
+{
+    return emulator::meet<uint32_t>(value, [](const uint32_t *in, uint32_t *out) {
+        uint32_t all = 0;
+        for (int i = 0; i < 32; i++) all |= in[i];
+        for (int i = 0; i < 32; i++) out[i] = all;
+    });
+}
+static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift)
+{
+    return (uint32_t) (((uint64_t) high << 32 | low) >> (shift & 31));
+}
 static inline uint32_t __reduce_add_sync(unsigned, uint32_t value)
 {
     return emulator::meet<uint32_t>(value, [](const uint32_t *in, uint32_t *out) {
