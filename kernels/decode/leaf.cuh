@@ -138,39 +138,34 @@ static __device__ __forceinline__ void load_k(uint32_t s_piece, uint32_t offset,
     }
 }
 
-// Scores of a group, not scaled yet. Many rows are taken in parts, as sums are in registers.
+// Scores of a group, not scaled yet.
 static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_piece, uint32_t offset,
                                                   float (&sum)[ROW_BLOCKS][4])
 {
     // Chains of MMAs: less latency, and shorter sums, as MMAs do not round to nearest.
     constexpr int CHAINS = DIM_STEPS > 16 ? 4 : 2;
     constexpr int PAIRS = PIECES / 2, PAIR_STEPS = DIM_STEPS / PAIRS;
-    constexpr int PART = ROW_BLOCKS < 4 ? ROW_BLOCKS : 4;
+    float part[CHAINS][ROW_BLOCKS][4] = {};
 #pragma unroll
-    for (int first = 0; first < ROW_BLOCKS; first += PART) {
-        float part[CHAINS][PART][4] = {};
+    for (int pair = 0; pair < PAIRS; pair++) {
+        uint32_t a[2][4];
+        load_k(s_piece, offset, pair, a);
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
-            uint32_t a[2][4];
-            load_k(s_piece, offset, pair, a);
+        for (int i = 0; i < PAIR_STEPS; i++)
 #pragma unroll
-            for (int i = 0; i < PAIR_STEPS; i++)
-#pragma unroll
-                for (int n = 0; n < PART; n++) {
-                    const int step = pair * PAIR_STEPS + i;
-                    const uint2 b = q.get(first + n, step);
-                    multiply(part[step % CHAINS][n], a[i], b.x, b.y);
-                }
-        }
-#pragma unroll
-        for (int n = 0; n < PART; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float &whole = sum[first + n][i];
-                whole = part[0][n][i] + part[1][n][i];
-                if (CHAINS == 4) whole += part[CHAINS - 2][n][i] + part[CHAINS - 1][n][i];
+            for (int n = 0; n < ROW_BLOCKS; n++) {
+                const int step = pair * PAIR_STEPS + i;
+                const uint2 b = q.get(n, step);
+                multiply(part[step % CHAINS][n], a[i], b.x, b.y);
             }
     }
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum[n][i] = part[0][n][i] + part[1][n][i];
+            if (CHAINS == 4) sum[n][i] += part[CHAINS - 2][n][i] + part[CHAINS - 1][n][i];
+        }
 }
 
 static __device__ __forceinline__ float cap_score(float x, float cap, float inverse_cap)
