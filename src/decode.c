@@ -2,6 +2,7 @@
 // Paged decode: which kernel, how it is launched, and what it needs.
 #include "attn/decode.h"
 
+#include "buffers.h"
 #include "decode_boxes.h"
 #include "decode_check.h"
 #include "decode_core.h"
@@ -225,11 +226,13 @@ static enum attn_status set_geometry(const struct attn_device *const device,
     set_lanes(device, shape, launch);
     set_leaves(shape, launch);
     if (launch->splits > 1) {
+        // Of one query token.
         const int64_t results =
             attn_splitk_workspace_slots(info->splitk_policy, info->declared_sm_count,
-                                        shape->num_q_heads, (int64_t) shape->batch * shape->q_len);
+                                        shape->num_q_heads, shape->batch);
         launch->pieces_bytes =
-            round_up((size_t) attn_splitk_workspace_bytes(results, shape->head_dim));
+            round_up((size_t) attn_splitk_workspace_bytes(attn_size_times(results, shape->q_len),
+                                                          shape->head_dim));
     }
     set_units(shape, launch, count_slots(device, launch->row, 0), ATTN_DECODE_BLOCK_UNITS);
     return set_counters(device, shape, launch);

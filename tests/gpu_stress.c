@@ -182,6 +182,7 @@ static struct decode_case random_case(struct random *random, const struct decode
 {
     const int32_t ratios[] = { 1, 2, 4, 6, 7, 8, 16 };
     const int32_t page_sizes[] = { 1, 8, 16, 16, 48, 64 };
+    const int32_t q_lens[] = { 1, 1, 2, 7 };
     struct decode_case c = {
         .name = "mixed",
         .batch = 1 + (int32_t) random_below(random, 24),
@@ -190,6 +191,12 @@ static struct decode_case random_case(struct random *random, const struct decode
         .len = 1 + (int32_t) random_below(random, 2500),
         .lens = random_below(random, 2) ? DECODE_LENS_LOG : DECODE_LENS_EDGES,
         .window = random_below(random, 2) ? 1 + (int32_t) random_below(random, 600) : 0,
+        .window_form = (enum attn_window_form) random_below(random, 2),
+        .q_len = q_lens[random_below(random, COUNT(q_lens))],
+        .tree = random_below(random, 2) ? (enum decode_tree) random_below(random, NUM_DECODE_TREES)
+                                        : DECODE_TREE_NONE,
+        .v_table = random_below(random, 2),
+        .extra_stride = (int32_t) random_below(random, 3),
         .softcap = random_below(random, 4) ? 0 : 15,
         .sinks = random_below(random, 2),
         .lse = true,
@@ -399,26 +406,32 @@ static int32_t random_page(struct random *random, int32_t num_pages, int32_t see
     return pages[random_below(random, COUNT(pages))];
 }
 
+// All of a row of a table, one entry, or a cycle of the first pages.
+static void spoil_row(const struct decode_data *data, int32_t *row, struct random *random)
+{
+    const int32_t width = data->params.max_pages_per_seq;
+    const int32_t num_pages = (int32_t) data->params.num_pages;
+    const uint32_t how = random_below(random, 3);
+    for (int32_t i = 0; how == 0 && i < width; i++) row[i] = random_page(random, num_pages, row[0]);
+    if (how == 1)
+        row[random_below(random, (uint32_t) width)] = random_page(random, num_pages, row[0]);
+    for (int32_t i = 2; how == 2 && i < width; i++) row[i] = row[i % 2];
+}
+
 // Spoils about a third of the sequences; those that stay sane are marked.
 static void spoil(struct decode_data *data, struct random *random, bool sane[RUBBISH_BATCH])
 {
-    const int32_t width = data->params.max_pages_per_seq;
-    const int32_t keys = width * data->params.page_size;
+    const int32_t keys = data->params.max_pages_per_seq * data->params.page_size;
     int32_t *const lens = decode_image(data, DECODE_ZONE_LENS);
     int32_t *const table = decode_image(data, DECODE_ZONE_TABLE);
+    int32_t *const v_table = decode_image(data, DECODE_ZONE_V_TABLE);
     for (int32_t b = 0; b < RUBBISH_BATCH; b++) {
+        const int64_t row = b * data->params.table_stride;
         sane[b] = random_below(random, 3) != 0;
         if (sane[b]) continue;
-        int32_t *const row = table + (int64_t) b * width;
         if (random_below(random, 2)) lens[b] = random_len(random, keys);
-        // All of the row, one entry, or a cycle of the first pages.
-        const uint32_t how = random_below(random, 3);
-        for (int32_t i = 0; how == 0 && i < width; i++)
-            row[i] = random_page(random, (int32_t) data->params.num_pages, row[0]);
-        if (how == 1)
-            row[random_below(random, (uint32_t) width)] =
-                random_page(random, (int32_t) data->params.num_pages, row[0]);
-        for (int32_t i = 2; how == 2 && i < width; i++) row[i] = row[i % 2];
+        if (!data->c.v_table || random_below(random, 2)) spoil_row(data, table + row, random);
+        if (data->c.v_table && random_below(random, 2)) spoil_row(data, v_table + row, random);
     }
 }
 

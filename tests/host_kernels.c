@@ -2,13 +2,17 @@
 // The decode kernels themselves, emulated on the host (tests/emulator): what they compute, where
 // they write, and that schedules change no bit. What this cannot show is what the hardware does:
 // rounding inside MMAs, races, speed.
+#include "host/ctm.h"
 #include "tests/emulator/emulator.h"
+#include "tests/support/ctm_case.h"
 #include "tests/support/decode_case.h"
 #include "tests/support/fake_driver.h"
 #include "tests/support/pack_folder.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -96,6 +100,8 @@ static void expect_right(const struct decode_case *c, struct attn_device *device
     decode_case_text(c, text, sizeof(text));
     cr_expect(decode_data_check(data, ATTN_CHECK_KERNEL, &check), "%s, %s: %s", data->kernel, text,
               decode_check_text(&check, found, sizeof(found)));
+    cr_expect_eq(decode_data_fault(data), decode_case_fault(c), "%s, %s: fault %d", data->kernel,
+                 text, decode_data_fault(data));
     decode_data_free(&data);
 }
 
@@ -260,5 +266,293 @@ Test(kernels, report_bad_data)
         decode_data_free(&clean);
         decode_data_free(&bad);
     }
+    attn_device_close(&device);
+}
+
+// ---- several query tokens
+
+static struct decode_case tree_of(const struct kind *k, const int32_t *lens, int32_t batch)
+{
+    struct decode_case c = case_of(k);
+    c.name = "emulated tree";
+    c.batch = batch;
+    c.given_lens = lens;
+    c.q_len = 4;
+    c.tree = DECODE_TREE_RANDOM;
+    return c;
+}
+
+// Every kernel with every tree; all else takes turns.
+Test(kernels, take_trees)
+{
+    const int32_t pages[] = { 16, 1, 48, 7 };
+    struct attn_device *device = open_device(NULL, 0);
+    for (size_t k = 0; k < COUNT(kinds); k++)
+        for (int tree = 0; tree < NUM_DECODE_TREES; tree++) {
+            const size_t n = k + (size_t) tree;
+            const int32_t q_len = 2 + (int32_t) n % 8, windows[] = { 0, 1, q_len, 50, 131 };
+            const int32_t window = windows[n % COUNT(windows)];
+            const int32_t lens[] = { 0, q_len - 1, window + 37, q_len, 129 + tree, q_len + 9 };
+            struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+            c.q_len = q_len;
+            c.tree = (enum decode_tree) tree;
+            c.window = window;
+            c.window_form = (enum attn_window_form)(k / 2 % 2);
+            c.page_size = pages[n % COUNT(pages)];
+            c.layout = (enum decode_layout)(n % NUM_DECODE_LAYOUTS);
+            c.fill = n % 3 ? DECODE_FILL_UNIFORM : DECODE_FILL_BITS;
+            c.v_table = n % 4 < 2;
+            c.fused_q = n % 2;
+            c.sinks = n % 3 == 1;
+            c.extra_words = tree % 3;
+            c.extra_stride = (int32_t) k % 3;
+            c.softcap = n % 7 == 3 ? 20 : 0;
+            expect_right(&c, device);
+        }
+    attn_device_close(&device);
+}
+
+// More draft keys than a word of the mask has bits, in windows of which they are the most.
+Test(kernels, take_many_tokens)
+{
+    const int32_t lens[] = { 40, 13, 150 };
+    struct attn_device *device = open_device(NULL, 0);
+    for (size_t k = 0; k < COUNT(kinds); k++) {
+        struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+        c.q_len = 40;
+        c.num_q_heads = kinds[k].ratio < 4 ? kinds[k].ratio : 3;
+        c.tree = k % 3 ? DECODE_TREE_RANDOM : DECODE_TREE_NONE;
+        c.window = k % 4 ? 30 : 0;
+        c.window_form = (enum attn_window_form)(k % 2);
+        c.page_size = k % 2 ? 16 : 9;
+        c.v_table = k % 2;
+        expect_right(&c, device);
+    }
+    attn_device_close(&device);
+}
+
+Test(kernels, take_trees_in_pieces)
+{
+    const int32_t lens[] = { 700, 3, 0, 258 };
+    const char *const policies[] = { "1", "3", "auto", "legacy" };
+    for (size_t i = 0; i < COUNT(policies); i++) {
+        struct attn_device *device = open_device(policies[i], 0);
+        for (size_t k = i; k < COUNT(kinds); k += COUNT(policies)) {
+            struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+            // As many results of pieces as a workspace for one token could not hold.
+            if (i == 3) c.q_len = 40, c.num_q_heads = 2;
+            c.window = k % 2 ? 400 : 0;
+            c.window_form = (enum attn_window_form)(k / 2 % 2);
+            expect_right(&c, device);
+        }
+        attn_device_close(&device);
+    }
+}
+
+// What some tokens attend and others do not may be NaN or infinite.
+Test(kernels, take_all_values_in_trees)
+{
+    const int32_t lens[] = { 2, 5, 40, 140 };
+    struct attn_device *device = open_device(NULL, 0);
+    for (int fill = 0; fill < NUM_DECODE_FILLS; fill++)
+        for (size_t k = (size_t) fill % 4; k < COUNT(kinds); k += 4) {
+            struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+            c.fill = (enum decode_fill) fill;
+            c.tree = k % 2 ? DECODE_TREE_RANDOM : DECODE_TREE_STAR;
+            c.window = k % 3 ? 20 : 0;
+            c.page_size = fill % 2 ? 32 : 7;
+            expect_right(&c, device);
+        }
+    attn_device_close(&device);
+}
+
+// Rows whose draft keys are the first few have the bits of plain decode of these.
+static int32_t expect_decode(const struct decode_data *verify, struct attn_device *device)
+{
+    const int32_t *const own_lens = verify->c.given_lens;
+    int32_t lens[8], count = 0;
+    struct decode_case c;
+    for (int32_t token = 0; token < verify->params.q_len; token++) {
+        if (!decode_case_as_plain(&verify->c, token, &c, lens)) continue;
+        struct decode_data *plain = run(&c, device);
+        for (int32_t b = 0; b < c.batch; b++)
+            cr_expect(lens[b] > own_lens[b] ||
+                          decode_data_equal_token(verify, b, token, plain, b, 0),
+                      "%s: length %d, token %d, tree %d, window %d (form %d)", verify->kernel,
+                      own_lens[b], token, (int) verify->c.tree, verify->c.window,
+                      (int) verify->c.window_form);
+        decode_data_free(&plain);
+        count++;
+    }
+    return count;
+}
+
+Test(kernels, verify_as_they_decode)
+{
+    const int32_t lens[] = { 3, 4, 66, 130, 300, 1027 };
+    const enum decode_tree trees[] = { DECODE_TREE_NONE, DECODE_TREE_FULL, DECODE_TREE_CAUSAL };
+    struct attn_device *device = open_device(NULL, 0);
+    for (size_t k = 0; k < COUNT(kinds); k++)
+        for (size_t i = 0; i < 2; i++) {
+            struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+            c.tree = trees[(k + i) % COUNT(trees)];
+            c.window = i ? 129 : 0;
+            c.window_form = (enum attn_window_form)(c.tree == DECODE_TREE_FULL && k % 2);
+            c.sinks = k % 2;
+            struct decode_data *verify = run(&c, device);
+            cr_expect_eq(expect_decode(verify, device), c.q_len);
+            decode_data_free(&verify);
+        }
+    attn_device_close(&device);
+}
+
+// On one block and on several, alone and in company, with other pages and masks: the same bits.
+Test(kernels, give_trees_the_same_bits)
+{
+    const int32_t lens[] = { 500, 3, 131, 40 };
+    for (size_t k = 1; k < COUNT(kinds); k += 2) {
+        struct attn_device *device = open_device(NULL, 0);
+        struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+        c.window = k % 3 ? 0 : 200;
+        struct decode_data *base = run(&c, device);
+        struct decode_case other_case = c;
+        other_case.page_size = 5;
+        other_case.page_seed = 3;
+        other_case.v_table = true;
+        other_case.extra_words = 2;
+        other_case.extra_stride = 7;
+        other_case.lse = false;
+        struct decode_data *other = run(&other_case, device);
+        for (int32_t i = 0; i < c.batch; i++)
+            cr_expect(decode_data_equal(base, i, other, i), "%s: other pages, sequence %d",
+                      base->kernel, i);
+        decode_data_free(&other);
+        for (int32_t i = 0; i < c.batch; i++) {
+            struct decode_case alone = c;
+            alone.ids = &i;
+            alone.given_lens = &lens[i];
+            alone.batch = 1;
+            other = run(&alone, device);
+            cr_expect(decode_data_equal(base, i, other, 0), "%s: sequence %d alone", base->kernel,
+                      i);
+            decode_data_free(&other);
+        }
+        attn_device_close(&device);
+        for (int32_t limit = 1; limit < 6; limit += 3) {
+            device = open_device(NULL, limit);
+            other = run(&c, device);
+            for (int32_t i = 0; i < c.batch; i++)
+                cr_expect(decode_data_equal(base, i, other, i), "%s: %d blocks, sequence %d",
+                          base->kernel, limit, i);
+            decode_data_free(&other);
+            attn_device_close(&device);
+        }
+        decode_data_free(&base);
+    }
+}
+
+// A page of K or of V that the pool does not have, where one draft key is that one token attends.
+Test(kernels, report_bad_pages_of_drafts)
+{
+    const int32_t lens[] = { 70, 70, 70, 70 };
+    struct attn_device *device = open_device(NULL, 0);
+    for (size_t k = 0; k < COUNT(kinds); k++) {
+        struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
+        struct attn_check check;
+        c.page_size = k % 2 ? 1 : 16;
+        c.tree = DECODE_TREE_STAR;
+        c.v_table = true;
+        struct decode_data *clean = run(&c, device), *bad;
+        cr_assert_eq(decode_data_build(&bad, &c, device), ATTN_OK, "%s", attn_last_error());
+        int32_t *const table =
+            decode_image(bad, k % 4 < 2 ? DECODE_ZONE_TABLE : DECODE_ZONE_V_TABLE);
+        table[2 * bad->params.table_stride + 68 / c.page_size] = k % 3 ? INT32_MAX : -7;
+        cr_assert_eq(decode_data_run_host(bad, device), ATTN_OK, "%s", attn_last_error());
+        cr_expect(decode_data_intact(bad), "%s: wrote where it should not", bad->kernel);
+        cr_expect_eq(decode_data_fault(bad), 2, "%s: fault %d", bad->kernel,
+                     decode_data_fault(bad));
+        cr_expect(decode_data_check(bad, ATTN_CHECK_KERNEL, &check), "%s", bad->kernel);
+        for (int32_t i = 0; i < c.batch; i++)
+            cr_expect_eq(decode_data_equal(clean, i, bad, i), i != 2, "%s: sequence %d",
+                         bad->kernel, i);
+        decode_data_free(&clean);
+        decode_data_free(&bad);
+    }
+    attn_device_close(&device);
+}
+
+// ---- the CTM decode runner
+
+enum {
+    GUARD_BYTES = 256
+};
+
+// Memory that is touched only where the call touches it, with a guard behind it.
+static uint8_t *reserve(int64_t words)
+{
+    uint8_t *const memory = mmap(NULL, (size_t) words * 4 + GUARD_BYTES, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    cr_assert(words > 0 && memory != MAP_FAILED);
+    memset(memory + words * 4, 0xA5, GUARD_BYTES);
+    return memory;
+}
+
+static void give_back(uint8_t *memory, int64_t words, const char *what)
+{
+    for (int i = 0; i < GUARD_BYTES; i++) cr_expect_eq(memory[words * 4 + i], 0xA5, "%s", what);
+    munmap(memory, (size_t) words * 4 + GUARD_BYTES);
+}
+
+static void expect_ctm(const struct ctm_case *c, struct attn_device *device)
+{
+    char text[512], found[512];
+    struct attn_check check;
+    struct ctm_data *data = ctm_data_build(c);
+    const int64_t floats = ctm_data_workspace_elems(data), words = ctm_data_semaphore_elems(data);
+    uint8_t *const workspace = reserve(floats), *const semaphores = reserve(words);
+    memcpy(data->result, data->image, data->bytes);
+    struct attn_ctm_params p = ctm_data_params(data, data->result);
+    p.workspace = (float *) workspace;
+    p.semaphores = (int32_t *) semaphores;
+    ctm_case_text(c, text, sizeof(text));
+    cr_assert_eq(attn_ctm_run(device, &p), ATTN_OK, "%s: %s", text, attn_last_error());
+    cr_expect(ctm_data_intact(data), "%s: wrote where it should not", text);
+    for (int64_t i = 0; i < words; i++) cr_expect_eq(p.semaphores[i], 0, "%s", text);
+    give_back(workspace, floats, text);
+    give_back(semaphores, words, text);
+    p = ctm_data_params(data, data->image);
+    const struct attn_decode_params decode = attn_reference_ctm(&p);
+    cr_assert_eq(attn_check_decode(&decode, ctm_result(data, CTM_ZONE_OUTPUT), NULL,
+                                   ATTN_CHECK_KERNEL, &check),
+                 0);
+    cr_expect(check.failed == 0, "%s: %s", text, decode_check_text(&check, found, sizeof(found)));
+    cr_expect(c->fill != CTM_FILL_UNIFORM || check.max_error <= 1e-3, "%s: an error of %g", text,
+              check.max_error);
+    cr_expect_eq(ctm_data_fault(data), ctm_case_fault(c), "%s: fault %d", text,
+                 ctm_data_fault(data));
+    ctm_data_free(&data);
+}
+
+Test(kernels, run_ctm)
+{
+    static const struct ctm_case cases[] = {
+        { "decode", 3, 10, 2, 128, 1, .lens = { 300, 128, 0 }, .sinks = CTM_SINKS_RANDOM },
+        { "window", 2, 3, 1, 32, 1, .lens = { 400, 99 }, .window = 200, .seed = 1 },
+        { "fp8", 2, 6, 1, 256, 1, .lens = { 257, 128 }, .fp8 = 1, .seed = 2 },
+        { "fp8, small", 2, 1, 1, 32, 1, .lens = { 257, 128 }, .fp8 = 1, .seed = 3 },
+        { "tree", 3, 12, 1, 128, 5, .lens = { 300, 4, 5 }, .seed = 4 },
+        { "tree, window", 2, 5, 1, 32, 9, .lens = { 300, 9 }, .window = 7, .seed = 5 },
+        { "tree, windows", 2, 5, 1, 32, 9, .lens = { 300, 9 }, .window = 7, .per_row = 1 },
+        { "tree, fp8", 2, 6, 1, 256, 3, .lens = { 200, 3 }, .fp8 = 1, .window = 100,
+          .sinks = CTM_SINKS_ALTERNATING },
+        { "tree, fp8, large", 1, 10, 1, 512, 2, .lens = { 140 }, .fp8 = 1 },
+        { "tree of 40", 1, 2, 1, 128, 40, .lens = { 140 }, .sinks = CTM_SINKS_RANDOM },
+        { "means", 3, 3, 1, 32, 6, .lens = { 129, 131, 60 }, .window = 50, .per_row = 1,
+          .fill = CTM_FILL_MEAN },
+        { "means, shared edge", 3, 3, 1, 128, 6, .lens = { 129, 131, 60 }, .window = 50,
+          .fill = CTM_FILL_MEAN },
+    };
+    struct attn_device *device = open_device(NULL, 0);
+    for (size_t i = 0; i < COUNT(cases); i++) expect_ctm(&cases[i], device);
     attn_device_close(&device);
 }

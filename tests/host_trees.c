@@ -102,15 +102,6 @@ static void expect_means(const struct decode_data *data)
         }
 }
 
-// The first of the lengths that are too short for the query tokens.
-static int32_t first_fault(const struct decode_data *data)
-{
-    const struct decode_case *const c = &data->c;
-    for (int32_t b = 0; b < c->batch; b++)
-        if (c->given_lens[b] > 0 && c->given_lens[b] < data->params.q_len) return b;
-    return INT32_MAX;
-}
-
 Test(trees, exact_means)
 {
     // Around the edges of pages of 16 and of 128, and of q_len.
@@ -133,7 +124,7 @@ Test(trees, exact_means)
                 c.extra_stride = (int32_t) i;
                 struct decode_data *data = run(&c);
                 expect_means(data);
-                cr_assert_eq(decode_data_fault(data), first_fault(data));
+                cr_assert_eq(decode_data_fault(data), decode_case_fault(&c));
                 decode_data_free(&data);
             }
         }
@@ -192,28 +183,25 @@ Test(trees, empty_rows_attend_the_past_alone)
 
 // ---- verify == decode
 
-// Row i of a causal call is plain decode at the length that ends with it, bit for bit.
-static void expect_decode(const struct decode_data *verify)
+// Rows whose draft keys are the first few are plain decode of these, bit for bit: all of a causal
+// call.
+static int32_t expect_decode(const struct decode_data *verify)
 {
-    int32_t ends[16];
-    struct decode_case c = verify->c;
-    c.q_len = 1;
-    c.tree = DECODE_TREE_NONE;
-    c.given_lens = ends;
+    int32_t lens[16], count = 0;
+    struct decode_case c;
     for (int32_t token = 0; token < verify->params.q_len; token++) {
-        for (int32_t b = 0; b < c.batch; b++) {
-            const int32_t past = verify->c.given_lens[b] - verify->params.q_len;
-            ends[b] = (past > 0 ? past : 0) + token + 1;
-        }
-        c.first_token = token;
+        if (!decode_case_as_plain(&verify->c, token, &c, lens)) continue;
         struct decode_data *plain = run(&c);
         for (int32_t b = 0; b < c.batch; b++)
-            cr_expect(ends[b] > verify->c.given_lens[b] ||
+            cr_expect(lens[b] > verify->c.given_lens[b] ||
                           decode_data_equal_token(verify, b, token, plain, b, 0),
-                      "length %d, token %d, window %d, tree %d, seed %llu", verify->c.given_lens[b],
-                      token, c.window, (int) verify->c.tree, (unsigned long long) c.seed);
+                      "length %d, token %d, window %d (form %d), tree %d, seed %llu",
+                      verify->c.given_lens[b], token, verify->c.window, (int) verify->c.window_form,
+                      (int) verify->c.tree, (unsigned long long) c.seed);
         decode_data_free(&plain);
+        count++;
     }
+    return count;
 }
 
 Test(trees, verify_is_decode)
@@ -233,8 +221,30 @@ Test(trees, verify_is_decode)
             c.fused_q = w % 2;
             c.v_table = w == 2;
             struct decode_data *verify = run(&c);
-            expect_decode(verify);
+            cr_expect_eq(expect_decode(verify), c.q_len);
             decode_data_free(&verify);
+        }
+}
+
+// Of the other trees: all rows, the first two, or the past alone.
+Test(trees, rows_are_plain_decode)
+{
+    static const int32_t lens[] = { 6, 7, 40, 129, 261, 300, 515 };
+    static const int32_t counts[NUM_DECODE_TREES] = { 6, 6, 6, 2, 2, 0, 6 };
+    const int32_t windows[] = { 0, 50, 270 };
+    for (int tree = 0; tree < NUM_DECODE_TREES; tree++)
+        for (size_t w = 0; w < 2 * COUNT(windows); w++) {
+            struct decode_case c = bits_case(lens, (int32_t) COUNT(lens));
+            c.fill = DECODE_FILL_UNIFORM;
+            c.num_q_heads = 3;
+            c.q_len = 6;
+            c.tree = (enum decode_tree) tree;
+            c.window = windows[w / 2];
+            c.window_form = (enum attn_window_form)(w % 2);
+            c.sinks = w > 2;
+            struct decode_data *data = run(&c);
+            cr_expect_eq(expect_decode(data), counts[tree], "tree %d", tree);
+            decode_data_free(&data);
         }
 }
 

@@ -4,6 +4,7 @@
 #include "common/ptx_copy.cuh"
 #include "tests/support/fake_map.h"
 
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -17,9 +18,12 @@ constexpr size_t STACK_BYTES = 256 << 10;
 constexpr size_t SHARED_BYTES = 232448;
 
 struct fiber {
-    ucontext_t context;
+    ucontext_t start;
+    jmp_buf place;
     unsigned char *stack;
-    bool done;
+    // What it waits for; null: nothing.
+    const std::function<bool()> *awaited;
+    bool started, done;
 };
 
 struct barrier {
@@ -36,7 +40,7 @@ struct gathering {
 using kernel = void (*)(const attn_decode_args);
 
 std::vector<fiber> fibers;
-ucontext_t scheduler;
+jmp_buf scheduler;
 unsigned current;
 // Steps since any thread got further than a wait.
 uint64_t idle;
@@ -48,12 +52,26 @@ gathering gatherings[16];
 kernel running;
 const attn_decode_args *arguments;
 
+// Without the system calls of swapcontext, which would be most of the time.
+void leave()
+{
+    if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+}
+
+void resume()
+{
+    if (_setjmp(scheduler) != 0) return;
+    if (fibers[current].started) _longjmp(fibers[current].place, 1);
+    fibers[current].started = true;
+    setcontext(&fibers[current].start);
+}
+
 void enter()
 {
     running(*arguments);
     fibers[current].done = true;
     idle = 0;
-    swapcontext(&fibers[current].context, &scheduler);
+    leave();
 }
 
 void settle(barrier &b)
@@ -77,10 +95,10 @@ meeting &own_meeting()
 
 void wait(const std::function<bool()> &done)
 {
-    while (!done()) {
-        const unsigned own = current;
-        swapcontext(&fibers[own].context, &scheduler);
-        thread.x = own;
+    if (!done()) {
+        fibers[current].awaited = &done;
+        leave();
+        fibers[current].awaited = nullptr;
     }
     idle = 0;
 }
@@ -179,18 +197,20 @@ extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
         barriers.clear();
         idle = 0;
         for (fiber &f : fibers) {
-            f.done = false;
-            getcontext(&f.context);
-            f.context.uc_stack.ss_sp = f.stack;
-            f.context.uc_stack.ss_size = STACK_BYTES;
-            f.context.uc_link = nullptr;
-            makecontext(&f.context, enter, 0);
+            f.awaited = nullptr;
+            f.started = f.done = false;
+            getcontext(&f.start);
+            f.start.uc_stack.ss_sp = f.stack;
+            f.start.uc_stack.ss_size = STACK_BYTES;
+            f.start.uc_link = nullptr;
+            makecontext(&f.start, enter, 0);
         }
         for (unsigned left = threads; left > 0 && !stuck;)
             for (current = 0; current < threads; current++) {
                 if (fibers[current].done) continue;
                 emulator::thread.x = current;
-                swapcontext(&scheduler, &fibers[current].context);
+                const std::function<bool()> *const awaited = fibers[current].awaited;
+                if (!awaited || (*awaited)()) resume();
                 left -= fibers[current].done;
                 stuck = ++idle > 4 * threads;
                 if (stuck) break;

@@ -54,6 +54,9 @@ KERNEL = [
     (23, "gpu_decode", "gpu_decode/gqa_packing_changes_no_byte", "unpacked rows scale q"),
     (24, "gpu_probes", "gpu_probes/high_pages", "offsets into the pool in 32 bits"),
     (25, "gpu_stress", "gpu_stress/random_tables", "a page id past the pool is clamped"),
+    (26, "gpu_trees", "gpu_trees/exact_means", "a token takes its draft keys from the next row"),
+    (27, "gpu_trees", "gpu_trees/exact_means", "the window of a token begins one key later"),
+    (28, "gpu_trees", "gpu_trees/exact_means", "pages of V are taken from the table of K"),
 ]
 
 # The rows that these tests need: they leave out what a pack does not serve.

@@ -140,6 +140,39 @@ bool decode_case_sees(const struct decode_case *c, int32_t sequence, int32_t tok
     return sees(c, id_of(c, sequence), len_of(c, sequence), token, key);
 }
 
+int32_t decode_case_fault(const struct decode_case *c)
+{
+    for (int32_t b = 0; b < c->batch; b++)
+        if (len_of(c, b) > 0 && len_of(c, b) < q_len_of(c)) return b;
+    return INT32_MAX;
+}
+
+bool decode_case_as_plain(const struct decode_case *c, int32_t token, struct decode_case *plain,
+                          int32_t *lens)
+{
+    const int32_t q_len = q_len_of(c);
+    int32_t count = 0, last = 0;
+    for (int32_t draft = 0; draft < q_len; draft++) {
+        if (!tree_bit(c, 0, token, draft)) continue;
+        count++;
+        last = draft + 1;
+    }
+    // What the window has to be, for the row to begin where it does.
+    const int32_t behind = c->window_form == ATTN_WINDOW_SHARED ? q_len : token + 1;
+    const int32_t window = c->window > 0 ? c->window + last - behind : 0;
+    if (c->tree == DECODE_TREE_RANDOM || count != last || (c->window > 0 && window < 1))
+        return false;
+    for (int32_t b = 0; b < c->batch; b++) lens[b] = past_of(c, len_of(c, b)) + last;
+    *plain = *c;
+    plain->name = "plain";
+    plain->q_len = 1;
+    plain->first_token = c->first_token + token;
+    plain->tree = DECODE_TREE_NONE;
+    plain->window = window;
+    plain->given_lens = lens;
+    return true;
+}
+
 // Whether any query token attends the key.
 static bool is_seen(const struct decode_case *c, int32_t id, int32_t len, int32_t key)
 {
@@ -455,7 +488,7 @@ static int count_helpers(const struct decode_data *data)
     const int32_t *const lens = decode_image(data, DECODE_ZONE_LENS);
     int64_t keys = 0;
     for (int32_t b = 0; b < p->batch; b++) keys += lens[b] < width ? lens[b] : width;
-    const int64_t worth = (keys * p->num_q_heads * p->head_dim) >> 18;
+    const int64_t worth = (keys * p->q_len * p->num_q_heads * p->head_dim) >> 18;
     const int64_t items = (int64_t) p->batch * p->num_kv_heads - 1;
     const int64_t cores = sysconf(_SC_NPROCESSORS_ONLN) - 1;
     const int64_t most = items < MAX_HELPERS ? items : MAX_HELPERS;
@@ -602,9 +635,14 @@ static void fill_scalars(struct decode_data *data)
 
 static int fill_image(struct decode_data *data)
 {
-    memset(data->image, 0xA5, data->bytes);
-    for (int i = 0; i < NUM_DECODE_ZONES; i++)
-        memset(data->image + data->zones[i].offset, data->c.poison, data->zones[i].bytes);
+    size_t end = 0;
+    for (int i = 0; i < NUM_DECODE_ZONES; i++) {
+        const struct canary_zone *const zone = &data->zones[i];
+        memset(data->image + end, 0xA5, zone->offset - end);
+        memset(data->image + zone->offset, data->c.poison, zone->bytes);
+        end = zone->offset + zone->bytes;
+    }
+    memset(data->image + end, 0xA5, data->bytes - end);
     if (data->zones[DECODE_ZONE_COUNTERS].bytes > 0)
         memset(decode_image(data, DECODE_ZONE_COUNTERS), 0,
                data->zones[DECODE_ZONE_COUNTERS].bytes);

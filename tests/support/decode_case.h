@@ -218,6 +218,13 @@ double decode_data_lse(const struct decode_data *data, int32_t sequence, int32_t
 
 // Whether a query token of a sequence attends a key: by c.tree, c.window and the length.
 bool decode_case_sees(const struct decode_case *c, int32_t sequence, int32_t token, int32_t key);
+// What the fault word becomes: the first sequence that is too short for its query tokens.
+int32_t decode_case_fault(const struct decode_case *c);
+// The plain decode that has the bits of a query token, in every sequence whose length is at least
+// lens[sequence]. False: the draft keys that the token attends are not the first few, and there is
+// none. lens is [batch].
+bool decode_case_as_plain(const struct decode_case *c, int32_t token, struct decode_case *plain,
+                          int32_t *lens);
 
 // Under DECODE_FILL_BITS, o / v_scale in column d where [start, len) is attended.
 double decode_bits_mean(int32_t head_dim, int32_t start, int32_t len, int32_t d);

@@ -72,28 +72,58 @@ int decode_remote_open(struct decode_remote *remote, struct gpu *gpu, struct dec
     return decode_remote_reset(remote);
 }
 
+// What the image has in [start, end).
+static int upload(struct decode_remote *remote, size_t start, size_t end)
+{
+    return gpu_upload(remote->gpu, (uint8_t *) remote->base + start, remote->data->image + start,
+                      end - start);
+}
+
+static int download(struct decode_remote *remote, size_t start, size_t end)
+{
+    return gpu_download(remote->gpu, remote->data->result + start, (uint8_t *) remote->base + start,
+                        end - start);
+}
+
+// From `start` on. The workspace is large, and the same byte all over.
+static int reset_from(struct decode_remote *remote, size_t start)
+{
+    const struct decode_data *const data = remote->data;
+    const struct canary_zone *const workspace = &data->zones[DECODE_ZONE_WORKSPACE];
+    uint8_t *const base = remote->base;
+    int error = upload(remote, start, workspace->offset);
+    if (!error)
+        error = gpu_fill(remote->gpu, base + workspace->offset, data->c.poison, workspace->bytes);
+    return error ? error : upload(remote, workspace->offset + workspace->bytes, data->bytes);
+}
+
+// All but the workspace, which nobody looks at.
+static int fetch_results(struct decode_remote *remote)
+{
+    const struct canary_zone *const workspace = &remote->data->zones[DECODE_ZONE_WORKSPACE];
+    const int error = download(remote, 0, workspace->offset);
+    if (error) return error;
+    return download(remote, workspace->offset + workspace->bytes, remote->data->bytes);
+}
+
 int decode_remote_reset(struct decode_remote *remote)
 {
-    return gpu_upload(remote->gpu, remote->base, remote->data->image, remote->data->bytes);
+    return reset_from(remote, 0);
 }
 
 int decode_remote_reset_outputs(struct decode_remote *remote)
 {
-    const size_t first = remote->data->zones[DECODE_ZONE_O].offset;
-    return gpu_upload(remote->gpu, (uint8_t *) remote->base + first, remote->data->image + first,
-                      remote->data->bytes - first);
+    return reset_from(remote, remote->data->zones[DECODE_ZONE_O].offset);
 }
 
 int decode_remote_fetch_outputs(struct decode_remote *remote)
 {
-    const size_t first = remote->data->zones[DECODE_ZONE_O].offset;
-    return gpu_download(remote->gpu, remote->data->result + first, (uint8_t *) remote->base + first,
-                        remote->data->bytes - first);
+    return download(remote, remote->data->zones[DECODE_ZONE_O].offset, remote->data->bytes);
 }
 
 int decode_remote_fetch(struct decode_remote *remote)
 {
-    return gpu_download(remote->gpu, remote->data->result, remote->base, remote->data->bytes);
+    return download(remote, 0, remote->data->bytes);
 }
 
 void decode_remote_close(struct decode_remote *remote)
@@ -115,7 +145,7 @@ enum attn_status decode_data_run_gpu(struct decode_data *data, struct gpu_sessio
     const struct attn_decode_params params = decode_remote_params(&remote);
     status = attn_decode(session->device, &params, session->stream);
     if (status != ATTN_OK) goto out;
-    if (gpu_stream_sync(session->gpu, session->stream) || decode_remote_fetch(&remote))
+    if (gpu_stream_sync(session->gpu, session->stream) || fetch_results(&remote))
         status = ATTN_ERROR_DRIVER;
 out:
     decode_remote_close(&remote);
