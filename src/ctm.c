@@ -14,9 +14,9 @@
 #define WORKSPACE_ALIGNMENT 256
 #define MASK_WORD_BITS 32
 
-// What is set aside, in slots of the merge tree of MAX_ROWS query rows: for as many blocks and units
-// as keep a chip busy, and what one block with one unit needs however many lanes there are. A lane
-// has 8 query rows of a KV head or more.
+// What is set aside, in slots of the merge tree of MAX_ROWS query rows: for as many blocks and
+// units as keep a chip busy, and what one block with one unit needs however many lanes there are. A
+// lane has 8 query rows of a KV head or more.
 enum {
     MAX_ROWS = 16,
     MIN_ROWS = 8,

@@ -31,6 +31,8 @@ struct launch {
     // Pieces of a sequence: as the policy says, 0 for "by length"; and as the kernel cuts.
     int32_t num_splits, splits;
     int32_t group_rows, row_groups, lanes;
+    // A piece begins with a leaf, and a unit.
+    bool begins_with_unit;
     // Leaves of the longest piece.
     int64_t piece_leaves;
     int32_t min_shift;
@@ -148,12 +150,11 @@ static void set_leaves(const struct attn_decode_shape *const shape, struct launc
 }
 
 // Roots: those of pieces of more than one unit. Such a piece has more leaves than a unit, one unit
-// more than these would fill, and another one where it begins within one: a window may, and what a
-// shape needs does not depend on that. Pieces of a split count begin with a leaf.
+// more than these would fill, and another one where it begins within one.
 static int64_t count_roots(const struct launch *const launch, const int64_t pieces)
 {
     if (launch->piece_leaves == 1) return 0;
-    const int64_t extra = launch->splits > 1 ? 1 : 2;
+    const int64_t extra = launch->begins_with_unit ? 1 : 2;
     const int64_t full = launch->most_units / launch->lanes + 1;
     const int64_t long_pieces = pieces < full ? pieces : full;
     const int64_t units = full + long_pieces * extra;
@@ -219,6 +220,8 @@ static enum attn_status set_geometry(const struct attn_device *const device,
     launch->smem_bytes = attn_pack_row_smem(launch->row);
     if (shape->batch == 0) return ATTN_OK;
     launch->splits = launch->num_splits > 1 ? launch->num_splits : 1;
+    // A window may begin anywhere. What a shape needs does not depend on whether there is one.
+    if (launch->splits > 1) launch->begins_with_unit = true;
     if ((int64_t) shape->batch * launch->splits > MAX_UNITS)
         return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                          "batch is %d: with %d pieces a sequence that is more than %d",
@@ -258,16 +261,15 @@ static enum attn_status fit_launch(const struct attn_device *const device,
     int32_t slots = launch->grid, units = ATTN_DECODE_BLOCK_UNITS;
     while (launch->workspace_bytes > limits->workspace_bytes ||
            launch->num_counters > limits->num_counters) {
-        if (units > 2)
+        if (units > 1)
             units /= 2;
         else if (slots > 1)
             slots -= slots / 8 + 1;
         else
-            units = 1;
+            break;
         set_units(shape, launch, slots, units);
         const enum attn_status status = set_counters(device, shape, launch);
         if (status != ATTN_OK) return status;
-        if (slots == 1 && units == 1) break;
     }
     return ATTN_OK;
 }
@@ -278,7 +280,7 @@ static enum attn_status plan_launch(const struct attn_device *const device,
                                     const struct attn_decode_limits *const limits,
                                     struct launch *const launch)
 {
-    *launch = (struct launch){ 0 };
+    *launch = (struct launch){ .begins_with_unit = limits && shape->window == 0 };
     if (!limits)
         launch->num_splits =
             attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,

@@ -13,8 +13,8 @@ struct attn_decode_limits {
 
 // attn_decode without what only a caller of the library can get wrong: `device` and a `params` of
 // the library's own size are there. Sentences have the names of decode.h. `limits`: NULL for what
-// attn_decode_workspace and attn_decode_counters say; else as many blocks run as these allow, one at
-// least.
+// attn_decode_workspace and attn_decode_counters say; else as many blocks run as these allow, one
+// at least.
 enum attn_status attn_decode_run_within(struct attn_device *device,
                                         const struct attn_decode_params *params,
                                         const struct attn_decode_limits *limits,

@@ -1019,6 +1019,124 @@ Test(launch, returns_what_the_driver_says)
     cr_expect_eq(attn_decode(device, &params, STREAM), ATTN_OK);
 }
 
+// ---- the CTM runner
+
+static struct attn_ctm_params ctm_params(const int32_t batch, const int32_t q_len,
+                                         const int32_t max_pages)
+{
+    struct attn_ctm_params params = ATTN_CTM_PARAMS_INIT;
+    params.batch_size = batch;
+    params.q_len = q_len;
+    params.num_q_heads = 32;
+    params.num_kv_heads = 8;
+    params.head_dim = 64;
+    params.fp8_kv = 1;
+    params.num_pages = 1000;
+    params.max_pages_per_seq = max_pages;
+    params.q = AT(1);
+    params.output = AT(2);
+    params.kv_pool = AT(3);
+    params.page_table = AT(4);
+    params.seq_lens = AT(5);
+    params.tree_mask = AT(6);
+    params.mask_words = (q_len - 1) / 32 + 1;
+    params.workspace = AT(7);
+    params.semaphores = AT(8);
+    params.stream = STREAM;
+    return params;
+}
+
+// What the last launch uses is within what its sizes say, and chunk whatever the device's policy.
+static void expect_within_sizes(const struct attn_ctm_params *const params)
+{
+    const struct attn_decode_args *const args = &last_launch()->args;
+    const bool tree = params->q_len > 1;
+    const int32_t batch = params->batch_size, q_len = params->q_len;
+    const int32_t heads = params->num_q_heads, kv_heads = params->num_kv_heads;
+    const int64_t elems =
+        tree ? attn_ctm_tree_workspace_elems(batch, q_len, heads, kv_heads, params->head_dim)
+             : attn_ctm_workspace_elems(batch, heads, params->head_dim);
+    const int64_t semaphores = tree ? attn_ctm_tree_semaphore_elems(batch, q_len, heads, kv_heads)
+                                    : attn_ctm_semaphore_elems(batch, kv_heads);
+    cr_expect(used_bytes(16, params->head_dim) <= (size_t) elems * 4,
+              "batch %d, q_len %d, heads %d/%d, %d pages: %zu bytes of %lld", batch, q_len, heads,
+              kv_heads, params->max_pages_per_seq, used_bytes(16, params->head_dim),
+              (long long) elems * 4);
+    cr_expect(used_counters() <= semaphores,
+              "batch %d, q_len %d, heads %d/%d, %d pages: %lld counters of %lld", batch, q_len,
+              heads, kv_heads, params->max_pages_per_seq, (long long) used_counters(),
+              (long long) semaphores);
+    cr_expect_eq(args->splits, 1);
+    cr_expect_eq(args->q_len, q_len);
+    cr_expect_eq(args->lanes, kv_heads * ((heads / kv_heads * q_len - 1) / 16 + 1));
+    cr_expect_geq(args->most_units, (int32_t) last_launch()->grid[0]);
+}
+
+Test(launch, keeps_to_the_sizes_of_ctm)
+{
+    static const char *const policies[] = { "chunk", "7", "auto", "off" };
+    static const int32_t batches[] = { 1, 3, 64, 1000, 65536 }, q_lens[] = { 1, 2, 8, 128 };
+    static const int32_t heads[][2] = { { 1, 1 }, { 8, 8 }, { 32, 8 }, { 96, 6 }, { 128, 128 } };
+    static const int32_t pages[] = { 1, 2, 60, 1000, 100000, 1 << 24 };
+    for (size_t p = 0; p < 4; p++) {
+        open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
+        for (size_t i = 0; i < 5 * 4 * 5 * 6; i++) {
+            const int32_t batch = batches[i % 5], max_pages = pages[i / 100];
+            // Tables of a terabyte lie too close.
+            if ((int64_t) batch * max_pages > (int64_t) 1 << 36) continue;
+            struct attn_ctm_params params = ctm_params(batch, q_lens[i / 5 % 4], max_pages);
+            params.num_q_heads = heads[i / 20 % 5][0];
+            params.num_kv_heads = heads[i / 20 % 5][1];
+            cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
+            expect_within_sizes(&params);
+        }
+    }
+}
+
+// Large calls of usual shapes have all blocks.
+Test(launch, keeps_the_chip_busy_with_ctm)
+{
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    for (int32_t q_len = 1; q_len <= 128; q_len *= 2) {
+        const struct attn_ctm_params params = ctm_params(64, q_len, 32);
+        cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
+        cr_expect_eq(last_launch()->grid[0], 132, "q_len %d: %u blocks", q_len,
+                     last_launch()->grid[0]);
+    }
+}
+
+// The arguments of a call, and nothing launched where there is a table of skip-softmax.
+Test(launch, passes_what_ctm_is_given)
+{
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    struct attn_ctm_params params = ctm_params(3, 33, 10);
+    params.sliding_window = 77;
+    params.k_scale = 3;
+    cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
+    const struct attn_decode_args *const args = &last_launch()->args;
+    cr_expect_eq(args->block_table, AT(4));
+    cr_expect_eq(args->v_table, (const int32_t *) AT(4) + 10);
+    cr_expect_eq(args->table_stride, 20);
+    cr_expect_eq(args->num_pages, 2000);
+    cr_expect_eq(args->page_size, ATTN_CTM_PAGE_SIZE);
+    cr_expect_eq(args->tree_mask, AT(6));
+    cr_expect_eq(args->mask_words, 2);
+    cr_expect_eq(args->window, 77);
+    cr_expect_eq(args->window_is_shared, 1);
+    cr_expect_float_eq(args->k_scale, 3, 0);
+    params.contiguous_query_swa = 1;
+    cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK);
+    cr_expect_eq(last_launch()->args.window_is_shared, 0);
+    const int launches = fake.num_launches;
+    params.q_len = 1;
+    params.skip_softmax_scale_table = AT(9);
+    params.skip_softmax_scale_table_length = 2;
+    cr_expect_eq(attn_ctm_run(device, &params), ATTN_ERROR_UNSUPPORTED);
+    cr_expect(strstr(attn_last_error(), "skip_softmax_scale_table has 2 int32"), "%s",
+              attn_last_error());
+    cr_expect_eq(fake.num_launches, launches);
+}
+
 Test(launch, zeroes_counters)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);

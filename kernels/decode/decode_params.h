@@ -58,7 +58,8 @@ struct attn_decode_args {
     int32_t batch;
     int32_t q_len, mask_words;
     int32_t num_q_heads, num_kv_heads;
-    // Query heads of a KV head; for division by it. Its query rows are those of token 0, then 1, ...
+    // Query heads of a KV head; for division by it. Its query rows are those of token 0, of token
+    // 1, and so on.
     int32_t ratio;
     uint32_t ratio_magic;
     int32_t ratio_shift;
@@ -112,10 +113,10 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 #define ATTN_DECODE_FAN_LOG 5
 // Units of a block, on average, at most; fewer where the workspace is given.
 #define ATTN_DECODE_BLOCK_UNITS 16
-// Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the block
-// that has most, and what was measured to be lost with each of them, and at the end a part of a unit,
-// as not all blocks are done at the same time. More of it where pieces differ. `items`: of (leaf,
-// lane). Infinity: more units than allowed.
+// Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the
+// block that has most, and what was measured to be lost with each of them, and at the end a part of
+// a unit, as not all blocks are done at the same time. More of it where pieces differ. `items`: of
+// (leaf, lane). Infinity: more units than allowed.
 #ifdef __CUDACC__
 static __device__ __forceinline__ float
 #else

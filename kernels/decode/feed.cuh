@@ -13,8 +13,8 @@
 // Leaves of a unit whose pages are looked up together.
 struct batch {
     unit_info unit;
-    // Some row attends keys [start, stop) of the piece; of draft keys, from `past` on, those in s_seen.
-    // The null pointer: all.
+    // Some row attends keys [start, stop) of the piece; of draft keys, from `past` on, those in
+    // s_seen. The null pointer: all.
     int32_t origin, start, stop, past;
     const uint32_t *s_seen;
     // Leaves [leaf, end).

@@ -121,8 +121,8 @@ struct fan {
         if constexpr (NODES > 1) merge_part<LEVEL + 1>(s_fan, o, part, n);
     }
 
-    // What block `at` of 2^LOG roots comes to, some of which are there. `o`: if `is_loaded`, the first
-    // AT_ONCE of these.
+    // What block `at` of 2^LOG roots comes to, some of which are there. `o`: if `is_loaded`, the
+    // first AT_ONCE of these.
     template <int LOG>
     __device__ __forceinline__ float4 merge_block(const fan_weights &s_fan, float4 (&o)[AT_ONCE],
                                                   bool &is_loaded, int at, int d, int n) const

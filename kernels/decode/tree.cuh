@@ -164,8 +164,8 @@ struct tree_stack {
         return s_levels + (level - KEEPS_LOWEST) * SLOT_FLOATS;
     }
 
-    // Of the other levels: the next slot. Lengths that change under the kernel could let more wait than there are
-    // slots.
+    // Of the other levels: the next slot. Lengths that change under the kernel could let more wait
+    // than there are slots.
     __device__ __forceinline__ float *slot() const
     {
         return g_slots + (int64_t) min(used, size - 1) * SLOT_FLOATS;
