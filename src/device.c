@@ -103,6 +103,7 @@ static void resolve_settings(struct attn_device *const device,
     const char *const declared = device->pack ? device->pack->splitk_policy : HOST_POLICY;
     const bool gqa = device->pack ? device->pack->gqa_pack : ATTN_DECODE_GQA_PACK_DECLARED;
     resolve_gqa_pack(device, gqa);
+    device->no_fa128 = attn_env(ATTN_ENV_NO_FA128);
     resolve_policy(device, params, declared);
     char policy[32];
     attn_splitk_format(device->info.splitk_policy, policy, sizeof(policy));

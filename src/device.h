@@ -16,6 +16,8 @@ struct attn_device {
     void *log_user;
     // 0: no limit.
     int32_t grid_limit;
+    // The twins of prefill (attn/prefill.h) decline.
+    bool no_fa128;
     // NULL on the host.
     const struct attn_pack *pack;
     // Of dlopen; NULL on the host and for a built-in pack.

@@ -9,6 +9,7 @@
 #include "decode.h"
 #include "device.h"
 #include "log.h"
+#include "prefill.h"
 #include "splitk.h"
 #include "target.h"
 #include "version.h"

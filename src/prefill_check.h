@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// The rules of include/attn/prefill.h, as checks.
+#ifndef ATTN_SRC_PREFILL_CHECK_H
+#define ATTN_SRC_PREFILL_CHECK_H
+
+#include "attn/prefill.h"
+
+#include <stdbool.h>
+
+// What an original, `name`, and its twin want beyond the rules below: sequences of one length, and
+// paged K and V or contiguous ones.
+enum attn_status attn_prefill_check_layout(const struct attn_device *device,
+                                           const struct attn_prefill_params *params,
+                                           const char *name, bool paged);
+
+// Every rule that holds for all calls. Replaces the strides that are 0 by what they stand for.
+enum attn_status attn_prefill_check_params(const struct attn_device *device,
+                                           struct attn_prefill_params *params);
+
+// True if the call has no query tokens: nothing is looked at, then, and nothing written.
+bool attn_prefill_is_empty(const struct attn_prefill_params *params);
+
+#endif
