@@ -3,6 +3,8 @@
 
 #include "status.h"
 
+#define STRIDE_ALIGNMENT 16
+
 // ATTN_REQUIRE with the log of `device`.
 #define REQUIRE(condition, ...) ATTN_REQUIRE(device->log, device->log_user, condition, __VA_ARGS__)
 
@@ -16,6 +18,23 @@ int64_t attn_size_plus(const int64_t a, const int64_t b)
 {
     int64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+enum attn_status attn_strides_check(const struct attn_device *const device,
+                                    const struct attn_stride *const strides, const size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const long long stride = strides[i].stride, least = strides[i].least;
+        REQUIRE(stride >= 0, "%s is %lld: strides may not be negative", strides[i].name, stride);
+        REQUIRE(stride >= least, "%s is %lld elements, smaller than a row, which has %lld",
+                strides[i].name, stride, least);
+        const int64_t unit = STRIDE_ALIGNMENT / (int64_t) strides[i].element_bytes;
+        REQUIRE(stride % unit == 0,
+                "%s is %lld elements: it has to be a multiple of %d bytes, here "
+                "%lld elements",
+                strides[i].name, stride, STRIDE_ALIGNMENT, (long long) unit);
+    }
+    return ATTN_OK;
 }
 
 static bool overlap(const struct attn_buffer *const a, const struct attn_buffer *const b)

@@ -24,6 +24,21 @@ struct attn_buffer {
 int64_t attn_size_times(int64_t a, int64_t b);
 int64_t attn_size_plus(int64_t a, int64_t b);
 
+// Of a tensor: elements from one row to the next, or to the next page, token or head.
+struct attn_stride {
+    // For the sentence.
+    const char *name;
+    int64_t stride;
+    // Elements of what lies there.
+    int64_t least;
+    size_t element_bytes;
+};
+
+// ATTN_ERROR_INVALID with a sentence about the first stride that is negative, too small, or no
+// multiple of 16 bytes.
+enum attn_status attn_strides_check(const struct attn_device *device,
+                                    const struct attn_stride *strides, size_t count);
+
 // ATTN_ERROR_INVALID with a sentence about the first buffer that breaks a rule.
 enum attn_status attn_buffers_check(const struct attn_device *device,
                                     const struct attn_buffer *buffers, size_t count);

@@ -149,11 +149,7 @@ static enum attn_status check_strides(const struct attn_device *const device,
     const int64_t q_row = (int64_t) params->num_q_heads * params->head_dim, row = params->head_dim;
     const size_t q_size = attn_dtype_size(params->q_dtype),
                  kv_size = attn_dtype_size(params->kv_dtype);
-    const struct {
-        const char *name;
-        int64_t stride, least;
-        size_t size;
-    } strides[] = {
+    const struct attn_stride strides[] = {
         { "q_token_stride", params->q_token_stride, q_row, q_size },
         { "q_stride", params->q_stride, q_row, q_size },
         { "k_page_stride", params->k_page_stride, row, kv_size },
@@ -163,18 +159,7 @@ static enum attn_status check_strides(const struct attn_device *const device,
         { "v_token_stride", params->v_token_stride, row, kv_size },
         { "v_head_stride", params->v_head_stride, row, kv_size },
     };
-    for (size_t i = 0; i < sizeof(strides) / sizeof(strides[0]); i++) {
-        const long long stride = strides[i].stride, least = strides[i].least;
-        REQUIRE(stride >= 0, "%s is %lld: strides may not be negative", strides[i].name, stride);
-        REQUIRE(stride >= least, "%s is %lld elements, smaller than a row, which has %lld",
-                strides[i].name, stride, least);
-        const int64_t unit = ROW_ALIGNMENT / (int64_t) strides[i].size;
-        REQUIRE(stride % unit == 0,
-                "%s is %lld elements: it has to be a multiple of %d bytes, here "
-                "%lld elements",
-                strides[i].name, stride, ROW_ALIGNMENT, (long long) unit);
-    }
-    return ATTN_OK;
+    return attn_strides_check(device, strides, sizeof(strides) / sizeof(strides[0]));
 }
 
 static int64_t pool_bytes(const struct attn_decode_params *const params, const int64_t page,

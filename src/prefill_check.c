@@ -159,31 +159,18 @@ static enum attn_status check_strides(const struct attn_device *const device,
                                       const struct attn_prefill_params *const params)
 {
     const int64_t q_row = (int64_t) params->num_q_heads * params->head_dim, row = params->head_dim;
-    const long long unit = ROW_ALIGNMENT / ELEMENT_BYTES;
     // Contiguous keys have no pages.
     const int64_t page_row = params->block_table ? row : 0;
-    const struct {
-        const char *name;
-        int64_t stride, least;
-    } strides[] = {
-        { "q_token_stride", params->q_token_stride, q_row },
-        { "k_page_stride", params->k_page_stride, page_row },
-        { "k_token_stride", params->k_token_stride, row },
-        { "k_head_stride", params->k_head_stride, row },
-        { "v_page_stride", params->v_page_stride, page_row },
-        { "v_token_stride", params->v_token_stride, row },
-        { "v_head_stride", params->v_head_stride, row },
+    const struct attn_stride strides[] = {
+        { "q_token_stride", params->q_token_stride, q_row, ELEMENT_BYTES },
+        { "k_page_stride", params->k_page_stride, page_row, ELEMENT_BYTES },
+        { "k_token_stride", params->k_token_stride, row, ELEMENT_BYTES },
+        { "k_head_stride", params->k_head_stride, row, ELEMENT_BYTES },
+        { "v_page_stride", params->v_page_stride, page_row, ELEMENT_BYTES },
+        { "v_token_stride", params->v_token_stride, row, ELEMENT_BYTES },
+        { "v_head_stride", params->v_head_stride, row, ELEMENT_BYTES },
     };
-    for (size_t i = 0; i < sizeof(strides) / sizeof(strides[0]); i++) {
-        const long long stride = strides[i].stride, least = strides[i].least;
-        REQUIRE(stride >= 0, "%s is %lld: strides may not be negative", strides[i].name, stride);
-        REQUIRE(stride >= least, "%s is %lld elements, smaller than a row, which has %lld",
-                strides[i].name, stride, least);
-        REQUIRE(stride % unit == 0,
-                "%s is %lld elements: it has to be a multiple of %d bytes, here %lld elements",
-                strides[i].name, stride, ROW_ALIGNMENT, unit);
-    }
-    return ATTN_OK;
+    return attn_strides_check(device, strides, sizeof(strides) / sizeof(strides[0]));
 }
 
 // Of k or v, with these strides.
