@@ -20,11 +20,17 @@ struct roots {
     const attn_decode_args &args;
     const unit_info &info;
 
+    // One that there is: lengths that change under the kernel may give any number.
+    __device__ __forceinline__ int32_t bound(int32_t root) const
+    {
+        return (int32_t) min((uint32_t) root, (uint32_t) args.num_roots - 1);
+    }
+
     // Of the block of 2^log units with number `index`.
     __device__ __forceinline__ int32_t number(int32_t index, int32_t log) const
     {
         const int32_t unit = max(index << log, info.first_unit) - info.first_unit;
-        return min((info.slot + unit) * args.lanes + info.lane, args.num_roots - 1);
+        return bound((info.slot + unit) * args.lanes + info.lane);
     }
 
     __device__ __forceinline__ float *slot(int32_t index, int32_t log) const
@@ -90,11 +96,10 @@ struct fan {
             (r.info.slot + (first << log) - r.info.first_unit) * r.args.lanes + r.info.lane;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++, number += step) {
-            const int32_t within = min(max(number, lowest), r.args.num_roots - 1);
             o[i] = make_float4(0, 0, 0, 0);
             if (has_columns() && (uint32_t) (i - least) <= span)
-                o[i] = load_global_float4(
-                    reinterpret_cast<const float4 *>(g_columns + (int64_t) within * SLOT_FLOATS));
+                o[i] = load_global_float4(reinterpret_cast<const float4 *>(
+                    g_columns + (int64_t) r.bound(max(number, lowest)) * SLOT_FLOATS));
         }
     }
 
