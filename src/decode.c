@@ -428,9 +428,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     const int32_t ratio = params->num_q_heads / params->num_kv_heads;
     uint32_t page_magic, splits_magic, ratio_magic;
     int32_t page_shift, splits_shift, ratio_shift;
-    attn_decode_magic(ratio, &ratio_magic, &ratio_shift);
-    attn_decode_magic(params->page_size, &page_magic, &page_shift);
-    attn_decode_magic(launch->splits, &splits_magic, &splits_shift);
+    attn_magic(ratio, &ratio_magic, &ratio_shift);
+    attn_magic(params->page_size, &page_magic, &page_shift);
+    attn_magic(launch->splits, &splits_magic, &splits_shift);
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,

@@ -210,12 +210,12 @@ Test(launch, divides_as_division_does)
         const int64_t divisor = divisors[i];
         uint32_t magic;
         int32_t shift;
-        attn_decode_magic(divisors[i], &magic, &shift);
+        attn_magic(divisors[i], &magic, &shift);
         for (int64_t step = 0; step < 2000; step++) {
             const int64_t multiple = (INT32_MAX / divisor) * step / 1999 * divisor;
             for (int64_t number = multiple - 1; number <= multiple + 1; number++) {
                 if (number < 0 || number > INT32_MAX) continue;
-                cr_assert_eq(attn_decode_divide((uint32_t) number, magic, shift), number / divisor,
+                cr_assert_eq(attn_divide((uint32_t) number, magic, shift), number / divisor,
                              "%lld / %lld", (long long) number, (long long) divisor);
             }
         }
@@ -812,7 +812,7 @@ static void expect_map(const struct fake_map *const map, const void *const pool,
     const uint64_t strides[FAKE_MAP_RANK - 1] = { (uint64_t) s->token * size, c->columns * size,
                                                   (uint64_t) s->head * size,
                                                   (uint64_t) s->page * size };
-    const uint32_t box[FAKE_MAP_RANK] = { c->columns, ATTN_DECODE_GROUP, c->lines, 1, 1 };
+    const uint32_t box[FAKE_MAP_RANK] = { c->columns, ATTN_BOX_KEYS, c->lines, 1, 1 };
     cr_expect(map->address == pool && map->type == c->type && map->swizzle == c->swizzle,
               "%s, head_dim %d: address %p, type %d, swizzle %d", attn_dtype_name(c->kv),
               c->head_dim, map->address, map->type, map->swizzle);

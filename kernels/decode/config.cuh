@@ -33,7 +33,7 @@ constexpr int DIM_STEPS = HEAD_DIM / 16;
 // Steps of 16 columns whose sums a warp has, from step warp * STEPS on; a warp beyond has none.
 constexpr int STEPS = DIM_STEPS > WARPS ? DIM_STEPS / WARPS : 1;
 // Keys of a tile go through the MMAs in groups. A warp has groups warp, warp + WARPS, ...
-constexpr int GROUP = ATTN_DECODE_GROUP;
+constexpr int GROUP = ATTN_BOX_KEYS;
 constexpr int GROUPS = TILE / GROUP;
 constexpr int OWN_GROUPS = GROUPS > WARPS ? GROUPS / WARPS : 1;
 // Warps that have scores.
@@ -116,8 +116,9 @@ constexpr int DRAFT_WORDS = 4;
 struct alignas(16) visible_keys {
     // By any row of the sequence.
     uint32_t bits[4];
-    // Rows differ in what they attend. Its first key counted from the first draft key.
-    int32_t is_mixed;
+    // All of them are set; rows differ in what they attend.
+    int32_t are_whole, are_mixed;
+    // Its first key counted from the first draft key.
     int32_t draft;
 };
 

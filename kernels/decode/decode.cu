@@ -78,14 +78,16 @@ struct team {
     }
 
     // Some keys are not attended: what their rows of V are must not reach the sums.
-    __device__ __forceinline__ void clear_unseen(const visible_keys &keys)
+    __device__ __forceinline__ void clear_unseen(const visible_keys &keys) const
     {
-        bool all = true;
-#pragma unroll
-        for (int j = 0; j < WORDS; j++) all = all && keys.bits[j] == ~0u;
-        if (all || !args.has_boxes) return;
+        if (!args.has_boxes) return;
         wait_for_tile();
         clear_rows(s.ring[at.slot], keys);
+    }
+
+    static __device__ __forceinline__ bool is_scorer()
+    {
+        return SCORERS == WARPS || warp_id() < SCORERS;
     }
 
     __device__ __forceinline__ void attend_leaf(block<STEPS> &b)
@@ -93,13 +95,15 @@ struct team {
         const visible_keys &keys = s.visible[info.slot];
         scores r_s;
         wait_for_tile();
-        if (warp_id() < SCORERS) {
+        const bool are_whole = keys.are_whole;
+        if (is_scorer()) {
 #pragma unroll
             for (int g = 0; g < OWN_GROUPS; g++)
                 multiply_k(q, s_piece, at.slot * TILE_BYTES + own_group(g) * GROUP_BYTES, r_s[g]);
             scale_scores(args, by, q, r_s);
-            if (keys.is_mixed) mask_rows(args, s.units_told[told.slot], keys, r_s);
-            find_max(s, keys, r_s);
+            if (!are_whole) mask_keys(keys, r_s);
+            if (keys.are_mixed) mask_rows(args, s.units_told[told.slot], keys, r_s);
+            find_max(s, r_s);
         }
         sync_team();
         // K was read, and V of the leaf before.
@@ -108,8 +112,8 @@ struct team {
         at.next();
         last_v = at.slot;
         combine_max(s, b);
-        if (warp_id() < SCORERS) weigh(s, r_s, b);
-        clear_unseen(keys);
+        if (is_scorer()) weigh(s, r_s, b);
+        if (!are_whole) clear_unseen(keys);
         sync_team();
         combine_sums(s, b);
         wait_for_tile();

@@ -4,23 +4,15 @@
 #ifndef ATTN_DECODE_PARAMS_H
 #define ATTN_DECODE_PARAMS_H
 
+#include "../common/paged.h"
+
 #include <math.h>
 #include <stdint.h>
 
-// A CUtensorMap.
-struct attn_decode_map {
-#ifdef __cplusplus
-    alignas(64)
-#else
-    _Alignas(64)
-#endif
-        unsigned char bytes[128];
-};
-
 struct attn_decode_args {
     // If has_boxes: K and V as tensors of columns of a line of at most 128 bytes, slots, lines of a
-    // row, heads, pages, with boxes of a line, ATTN_DECODE_GROUP slots, all lines, swizzled.
-    struct attn_decode_map k_map, v_map;
+    // row, heads, pages, with boxes of a line, ATTN_BOX_KEYS slots, all lines, swizzled.
+    struct attn_box_map k_map, v_map;
     const void *q;
     void *o;
     const void *k, *v;
@@ -50,7 +42,7 @@ struct attn_decode_args {
     int64_t table_stride;
     int32_t table_columns;
     int32_t page_size;
-    // See attn_decode_divide.
+    // See attn_divide.
     uint32_t page_magic;
     int32_t page_shift;
     // Keys a table row can hold, saturated at INT32_MAX.
@@ -85,28 +77,6 @@ struct attn_decode_args {
     float k_scale, v_scale;
 };
 
-// For division by `divisor`, at least 1, of numbers below 2^31: a multiplication and a shift. With
-// 2^(l - 1) < divisor <= 2^l, magic = ceil(2^(31 + l) / divisor) is off by less than 2^l / divisor,
-// which a number below 2^31 cannot make into a whole one. By 1 nothing is divided: magic 0.
-static inline void attn_decode_magic(int32_t divisor, uint32_t *magic, int32_t *shift)
-{
-    int32_t l = 0;
-    while ((int64_t) 1 << l < divisor) l++;
-    const uint64_t power = (uint64_t) 1 << (31 + l);
-    *magic = l ? (uint32_t) ((power + (uint32_t) divisor - 1) / (uint32_t) divisor) : 0;
-    *shift = l ? l - 1 : 0;
-}
-
-#ifdef __CUDACC__
-static __device__ __forceinline__ uint32_t
-#else
-static inline uint32_t
-#endif
-attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
-{
-    return magic ? (uint32_t) ((uint64_t) number * magic >> 32) >> shift : number;
-}
-
 // Blocks of a launch at most; work beyond is walked.
 #define ATTN_DECODE_MAX_GRID 1024
 // At most 2^ATTN_DECODE_FAN_LOG roots are merged by one block.
@@ -117,13 +87,8 @@ attn_decode_divide(uint32_t number, uint32_t magic, int32_t shift)
 // block that has most, and what was measured to be lost with each of them, and at the end a part of
 // a unit, as not all blocks are done at the same time. More of it where pieces differ. `items`: of
 // (leaf, lane). Infinity: more units than allowed.
-#ifdef __CUDACC__
-static __device__ __forceinline__ float
-#else
-static inline float
-#endif
-attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t most_units, int32_t are_even,
-                      int32_t shift)
+ATTN_BOTH float attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t most_units,
+                                      int32_t are_even, int32_t shift)
 {
     const uint64_t units = items >> shift;
     if (units > (uint32_t) most_units) return INFINITY;
@@ -133,12 +98,7 @@ attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t most_units, int32_
 }
 
 // Whether pieces differ little: they have `leaves`, and the longest `longest`.
-#ifdef __CUDACC__
-static __device__ __forceinline__ int32_t
-#else
-static inline int32_t
-#endif
-attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_t pieces)
+ATTN_BOTH int32_t attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_t pieces)
 {
     return longest * (uint32_t) pieces <= leaves + leaves / 4;
 }
@@ -169,9 +129,6 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
     ((rows) * (head_dim) <= ((rows) == 8 ? 2048 : 1024))
 #define ATTN_DECODE_INFOS(stages) (((stages) + 1) / 2 + 1)
 
-// Keys of a group.
-#define ATTN_DECODE_GROUP 16
-
 // Dynamic shared memory of a block, in bytes: of struct smem in config.cuh.
 #ifdef __cplusplus
 static constexpr int32_t
@@ -181,7 +138,7 @@ static inline int32_t
 attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t tile,
                        int32_t warps, int32_t stages, int32_t levels)
 {
-    const int32_t groups = tile / ATTN_DECODE_GROUP, scorers = groups < warps ? groups : warps;
+    const int32_t groups = tile / ATTN_BOX_KEYS, scorers = groups < warps ? groups : warps;
     const int32_t ring = stages * tile * head_dim * kv_bytes;
     const int32_t fragments =
         kv_bytes == 2 || ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;

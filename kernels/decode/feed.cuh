@@ -54,8 +54,8 @@ struct batch {
     {
         k_found = v_found = -1;
         if (!is_attended) return;
-        const int64_t entry = unit.sequence * args.table_stride +
-                              attn_decode_divide(key, args.page_magic, args.page_shift);
+        const int64_t entry =
+            unit.sequence * args.table_stride + attn_divide(key, args.page_magic, args.page_shift);
         k_found = __ldg(args.block_table + entry);
 #if ATTN_MUTATION == 28
         v_found = k_found;
@@ -165,7 +165,7 @@ struct feed {
     // A key's place in its page.
     __device__ __forceinline__ int32_t slot_of(uint32_t key) const
     {
-        return key - attn_decode_divide(key, args.page_magic, args.page_shift) * args.page_size;
+        return key - attn_divide(key, args.page_magic, args.page_shift) * args.page_size;
     }
 
     // The keys of a leaf that are attended and lie in `there`.
@@ -173,18 +173,20 @@ struct feed {
                                                 const uint32_t (&there)[WORDS]) const
     {
         visible_keys keys = {};
-        uint32_t missing = 0;
+        uint32_t missing = 0, all = ~0u;
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
             const uint32_t wanted = b.attended(b.first_key() + j * 32);
             keys.bits[j] = wanted & there[j];
+            all &= keys.bits[j];
             missing |= wanted & ~there[j];
         }
+        keys.are_whole = all == ~0u;
         // Draft keys, and keys that the window of the first token has and that of the last has not.
         keys.draft = (int32_t) b.first_key() - b.past;
         const bool has_edges = args.window > 0 && !args.window_is_shared;
         if (args.q_len > 1 || args.tree_mask)
-            keys.is_mixed =
+            keys.are_mixed =
                 keys.draft + TILE > 0 || (has_edges && keys.draft < args.q_len - args.window);
         if (missing && lane_id() == 0) report_fault(args, b.unit.sequence);
         return keys;
@@ -232,7 +234,7 @@ struct feed {
 
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
     // page.
-    __device__ __forceinline__ void copy_boxes(const attn_decode_map &map, uint32_t s_full,
+    __device__ __forceinline__ void copy_boxes(const attn_box_map &map, uint32_t s_full,
                                                int32_t page, int32_t kv_head, uint32_t groups,
                                                int index, int32_t slot)
     {

@@ -295,21 +295,30 @@ static __device__ __forceinline__ void mask_rows(const attn_decode_args &args,
         }
 }
 
-// Masks this warp's scores; their largest.
-static __device__ __forceinline__ void find_max(smem &s, const visible_keys &keys, scores &r_s)
+// Scores of keys that no row attends.
+static __device__ __forceinline__ void mask_keys(const visible_keys &keys, scores &r_s)
+{
+#pragma unroll
+    for (int g = 0; g < OWN_GROUPS; g++) {
+        const uint32_t visible = own_visible(keys, g);
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (!(visible >> i / 2 * 8 & 1)) r_s[g][n][i] = -INFINITY;
+    }
+}
+
+// The largest of this warp's scores.
+static __device__ __forceinline__ void find_max(smem &s, const scores &r_s)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
         float m[2] = { -INFINITY, -INFINITY };
 #pragma unroll
-        for (int g = 0; g < OWN_GROUPS; g++) {
-            const uint32_t visible = own_visible(keys, g);
+        for (int g = 0; g < OWN_GROUPS; g++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (!(visible >> i / 2 * 8 & 1)) r_s[g][n][i] = -INFINITY;
-                m[i % 2] = max_nan(m[i % 2], r_s[g][n][i]);
-            }
-        }
+            for (int i = 0; i < 4; i++) m[i % 2] = max_nan(m[i % 2], r_s[g][n][i]);
         reduce_rows<SCORERS>(m[0], m[1], max_nan, &s.max[n * 4][warp_id()]);
     }
 }
@@ -426,30 +435,36 @@ static __device__ __forceinline__ void multiply_v(const smem &s, uint32_t s_row,
                                                   block<STEPS> &b)
 {
     constexpr int AT_ONCE = KV_IS_E4M3 ? 2 : 1;
+    // As for scores. Groups take turns.
+    constexpr int CHAINS = GROUPS < 8 ? 1 : 2;
     const int first_step = warp_id() * STEPS;
+    float part[CHAINS][STEPS][ROW_BLOCKS][4] = {};
+    if (has_columns()) {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g += AT_ONCE) {
+            uint2 p[AT_ONCE][ROW_BLOCKS];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (int n = 0; n < ROW_BLOCKS; n++) p[i][n] = s.p[g + i][n][lane_id()];
+#pragma unroll
+            for (int d = 0; d < STEPS; d++) {
+                uint32_t a[2][4];
+                load_v(s_row, offset + g * GROUP_BYTES, first_step + d, a);
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                    for (int n = 0; n < ROW_BLOCKS; n++)
+                        multiply(part[(g + i) % CHAINS][d][n], a[i], p[i][n].x, p[i][n].y);
+            }
+        }
+    }
 #pragma unroll
     for (int d = 0; d < STEPS; d++)
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) b.o[d][n][i] = 0.0f;
-    if (first_step >= DIM_STEPS) return;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g += AT_ONCE) {
-        uint2 p[AT_ONCE][ROW_BLOCKS];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-            for (int n = 0; n < ROW_BLOCKS; n++) p[i][n] = s.p[g + i][n][lane_id()];
-#pragma unroll
-        for (int d = 0; d < STEPS; d++) {
-            uint32_t a[2][4];
-            load_v(s_row, offset + g * GROUP_BYTES, first_step + d, a);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (int n = 0; n < ROW_BLOCKS; n++)
-                    multiply(b.o[d][n], a[i], p[i][n].x, p[i][n].y);
-        }
-    }
+            for (int i = 0; i < 4; i++)
+                b.o[d][n][i] =
+                    CHAINS == 1 ? part[0][d][n][i] : part[0][d][n][i] + part[CHAINS - 1][d][n][i];
 }

@@ -22,7 +22,7 @@ static __device__ __forceinline__ token_head locate(const attn_decode_args &args
                                                     int row)
 {
     const int32_t number = r.first + row;
-    const int32_t token = attn_decode_divide(number, args.ratio_magic, args.ratio_shift);
+    const int32_t token = attn_divide(number, args.ratio_magic, args.ratio_shift);
     return { token, r.kv_head * args.ratio + number - token * args.ratio };
 }
 
@@ -58,7 +58,7 @@ struct piece {
 
 static __device__ __forceinline__ int32_t sequence_of(const attn_decode_args &args, int32_t index)
 {
-    return attn_decode_divide(index, args.splits_magic, args.splits_shift);
+    return attn_divide(index, args.splits_magic, args.splits_shift);
 }
 
 // Piece `index`, of a sequence of the length `given`.
@@ -88,7 +88,7 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
     p.size = p.attended = len - p.start;
     if (args.splits > 1) {
         if (p.attended > 0)
-            p.size = attn_decode_divide(p.attended - 1, args.splits_magic, args.splits_shift) + 1;
+            p.size = attn_divide(p.attended - 1, args.splits_magic, args.splits_shift) + 1;
         p.size = max(p.size, (uint32_t) ATTN_DECODE_MIN_PIECE);
         const uint32_t before = min(p.split * p.size, p.attended);
         p.start += before;
