@@ -30,8 +30,9 @@ bool attn_box_map_fill(const struct attn_device *const device,
     const uint64_t strides[RANK - 1] = { (uint64_t) view->slot_stride * element, line,
                                          (uint64_t) view->head_stride * element,
                                          (uint64_t) view->page_stride * element };
-    const uint32_t box[RANK] = { (uint32_t) (line / element), (uint32_t) box_slots,
-                                 (uint32_t) (row / line), 1, 1 };
+    const uint32_t lines =
+        view->box_lines > 0 ? (uint32_t) view->box_lines : (uint32_t) (row / line);
+    const uint32_t box[RANK] = { (uint32_t) (line / element), (uint32_t) box_slots, lines, 1, 1 };
     const uint32_t steps[RANK] = { 1, 1, 1, 1, 1 };
     const int swizzle = line == 128  ? ATTN_CU_SWIZZLE_128B
                         : line == 64 ? ATTN_CU_SWIZZLE_64B

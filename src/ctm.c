@@ -200,11 +200,6 @@ static enum attn_status check_supported(const struct attn_device *const device,
                          "num_q_heads is %d, num_kv_heads %d: that is %d query heads a KV head, "
                          "more than %d",
                          p->num_q_heads, p->num_kv_heads, ratio, ATTN_CTM_MAX_GQA_RATIO_R16);
-    if (p->skip_softmax_scale_table_length > 0 && device->info.kind != ATTN_DEVICE_HOST)
-        return attn_fail(log, user, ATTN_ERROR_UNSUPPORTED,
-                         "skip_softmax_scale_table has %d int32: in this version skip-softmax runs "
-                         "on a host device alone; leave it out for dense attention",
-                         p->skip_softmax_scale_table_length);
     if (semaphores_of(p) < 0)
         return attn_fail(log, user, ATTN_ERROR_UNSUPPORTED,
                          "batch_size is %d, q_len %d, num_q_heads %d, num_kv_heads %d: that needs "

@@ -70,9 +70,10 @@ static enum attn_status fail_unsupported(const struct attn_device *const device,
     return attn_fail(
         device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
         "target %s has no decode kernel for q %s, KV %s, head_dim %d, %d query heads a KV "
-        "head; it has: %s",
+        "head%s; it has: %s",
         device->info.target, attn_dtype_name(shape->q_dtype), attn_dtype_name(shape->kv_dtype),
-        shape->head_dim, shape->num_q_heads / shape->num_kv_heads, kernels);
+        shape->head_dim, shape->num_q_heads / shape->num_kv_heads,
+        shape->has_skip_table ? ", with a skip_table (has_skip_table is 1)" : "", kernels);
 }
 
 // Query rows of a KV head: at most 2^31 / num_kv_heads heads a token.
@@ -82,16 +83,19 @@ static int32_t count_rows(const struct attn_decode_shape *const shape)
     return rows > INT32_MAX ? INT32_MAX : (int32_t) rows;
 }
 
-// The first row that accepts the shape: rows stand in order of preference.
+// The first row that accepts the shape: rows stand in order of preference. With skip-softmax all
+// query heads of a KV head have a say in what is left out, so one lane has them.
 static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
                                             const struct attn_decode_shape *const shape)
 {
     const int32_t rows = count_rows(shape);
+    const bool skips = shape->has_skip_table;
     for (uint32_t i = 0; i < pack->num_rows; i++) {
         const struct attn_pack_row *const row = &pack->rows[i];
         if (row->op == ATTN_ROW_DECODE && row->q == (int32_t) shape->q_dtype &&
             row->kv == (int32_t) shape->kv_dtype && row->head_dim == shape->head_dim &&
-            (row->max_ratio == 0 || rows <= row->max_ratio))
+            (row->max_ratio == 0 || rows <= row->max_ratio) && skips == (row->ahead > 0) &&
+            (!skips || rows <= row->rows))
             return row;
     }
     return NULL;
@@ -125,7 +129,7 @@ static void set_lanes(const struct attn_device *const device,
                       const struct attn_decode_shape *const shape, struct launch *const launch)
 {
     const bool packed =
-        launch->num_splits != 1 ||
+        launch->num_splits != 1 || shape->has_skip_table ||
         (device->info.gqa_pack &&
          attn_gqa_pack_shape_ok(shape->num_q_heads, shape->num_kv_heads, shape->head_dim));
     launch->group_rows = packed ? launch->row->rows : 1;
@@ -281,15 +285,12 @@ static enum attn_status plan_launch(const struct attn_device *const device,
                                     struct launch *const launch)
 {
     *launch = (struct launch){ .begins_with_unit = limits && shape->window == 0 };
-    if (!limits)
+    // Skip-softmax has pieces of its own.
+    if (!limits && !shape->has_skip_table)
         launch->num_splits =
             attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
                                    shape->num_q_heads, shape->batch, shape->max_decode_seqs);
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
-    if (shape->has_skip_table)
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "there is a skip_table (has_skip_table is 1): decode has no skip-softmax "
-                         "in this version");
     launch->row = find_row(device->pack, shape);
     if (!launch->row) return fail_unsupported(device, shape);
     enum attn_status status = limits ? ATTN_OK : check_policy(device, launch->row);
@@ -488,6 +489,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .softcap = params->softcap,
         .k_scale = params->k_scale,
         .v_scale = params->v_scale,
+        .skip_table = params->skip_table,
+        .skip_table_length = params->skip_table ? params->skip_table_length : 0,
+        .dropped = params->dropped_blocks,
     };
 }
 

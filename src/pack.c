@@ -5,6 +5,7 @@
 #include "elf_check.h"
 #include "env.h"
 #include "kernels/decode/decode_params.h"
+#include "kernels/prefill/prefill_params.h"
 #include "pack_scan.h"
 #include "status.h"
 
@@ -124,14 +125,29 @@ static bool check_declarations(struct attn_pack_seen *const seen,
 int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
 {
     if (row->op == ATTN_ROW_READ) return 0;
+    if (row->op == ATTN_ROW_PREFILL)
+        return attn_prefill_smem_bytes(row->head_dim, row->rows, row->tile, row->warps,
+                                       row->stages);
     const int32_t kv_bytes = row->kv == ATTN_ROW_E4M3 ? 1 : 2;
     return attn_decode_smem_bytes(row->head_dim, kv_bytes, row->rows, row->tile, row->warps,
-                                  row->stages, row->levels);
+                                  row->stages, row->levels, row->ahead);
 }
 
 int32_t attn_pack_row_threads(const struct attn_pack_row *const row)
 {
-    return row->op == ATTN_ROW_READ ? row->warps * 32 : ATTN_DECODE_THREADS(row->warps);
+    if (row->op == ATTN_ROW_READ) return row->warps * 32;
+    if (row->op == ATTN_ROW_PREFILL) return ATTN_PREFILL_THREADS(row->warps, row->copiers);
+    return ATTN_DECODE_THREADS(row->warps);
+}
+
+static bool is_sane_prefill(const struct attn_pack_row *const row)
+{
+    return (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) && row->kv == row->q &&
+           row->head_dim >= 16 && row->head_dim <= 512 && row->head_dim % 16 == 0 &&
+           row->rows >= 64 && row->rows <= 256 && row->rows % 64 == 0 && row->tile >= 16 &&
+           row->tile <= 512 && row->tile % 16 == 0 && row->copiers >= 1 && row->copiers <= 4 &&
+           row->per_sm >= 0 && row->per_sm <= 32 && row->box_lines >= 0 &&
+           row->box_lines <= row->head_dim / 16;
 }
 
 static bool is_sane_row(const struct attn_pack_row *const row)
@@ -139,14 +155,15 @@ static bool is_sane_row(const struct attn_pack_row *const row)
     const bool block = row->warps >= 1 && row->warps <= 16 && row->stages >= 1 && row->stages <= 64;
     if (!is_sane_string(row->name) || !block) return false;
     if (row->op == ATTN_ROW_READ) return true;
+    if (row->op == ATTN_ROW_PREFILL) return is_sane_prefill(row);
     const bool types = (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) &&
                        (row->kv == row->q || row->kv == ATTN_ROW_E4M3);
     const bool shape = row->head_dim >= 16 && row->head_dim <= 512 && row->head_dim % 16 == 0 &&
                        row->rows >= 8 && row->rows <= 256 && row->rows % 8 == 0 &&
                        row->max_ratio >= 0;
     const bool tile = row->tile >= 32 && row->tile <= 4096 && (row->tile & (row->tile - 1)) == 0;
-    const bool blocks =
-        row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 && row->levels <= 16;
+    const bool blocks = row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 &&
+                        row->levels <= 16 && row->ahead >= 0 && row->ahead <= 64;
     return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks;
 }
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 // Raised whenever a struct below, or the argument struct of a kernel, changes.
-#define ATTN_PACK_ABI 3u
+#define ATTN_PACK_ABI 4u
 // The symbol of a shared pack. In a static build it is attn_pack_<target>.
 #define ATTN_PACK_SYMBOL "attn_pack"
 
@@ -21,6 +21,7 @@ enum {
     // Operations.
     ATTN_ROW_DECODE = 1,
     ATTN_ROW_READ = 2,
+    ATTN_ROW_PREFILL = 3,
 };
 
 // One row of kernels.conf. A key that a row leaves out is 0.
@@ -29,17 +30,25 @@ struct attn_pack_row {
     int32_t op;
     int32_t q, kv;
     int32_t head_dim;
-    // Query rows that share a block's K/V loads; a wider GQA group is walked in parts.
+    // Query rows that share a block's K/V loads; a wider GQA group is walked in parts. Of
+    // op=prefill: query tokens of a block.
     int32_t rows;
     // Largest GQA ratio accepted; 0: any.
     int32_t max_ratio;
-    // Keys of a tile, which is also the leaf of the merge tree; warps of a block (of op=decode:
-    // those that multiply); tiles of K or V (of op=read: 16-byte loads of a thread) in flight.
+    // Keys of a tile, which is also the leaf of the merge tree; warps of a block (of op=decode and
+    // op=prefill: those that multiply); tiles of K or V (of op=read: 16-byte loads of a thread) in
+    // flight.
     int32_t tile, warps, stages;
-    // Of op=decode: blocks that an SM holds; levels of the merge tree that wait in shared memory.
+    // Blocks that an SM holds (of op=prefill, 0: 1); of op=decode: levels of the merge tree that wait
+    // in shared memory.
     int32_t per_sm, levels;
     // Rows of equal operation, types and head_dim with equal math give equal bits.
     int32_t math;
+    // Of op=prefill: warps of a block that copy, and lines of a box (see src/boxes.h).
+    int32_t copiers, box_lines;
+    // Of op=decode: leaves by which K is ahead of V in a kernel for skip-softmax; 0: it is for calls
+    // without.
+    int32_t ahead;
 };
 
 struct attn_pack {

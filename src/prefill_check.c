@@ -3,6 +3,7 @@
 
 #include "buffers.h"
 #include "device.h"
+#include "kernels/prefill/prefill_params.h"
 #include "status.h"
 
 #include <math.h>
@@ -54,8 +55,7 @@ bool attn_prefill_is_empty(const struct attn_prefill_params *const params)
     return params->batch == 0 || count_tokens(params) == 0;
 }
 
-// Of contiguous k and v.
-static int64_t count_kv_tokens(const struct attn_prefill_params *const params)
+int64_t attn_prefill_kv_tokens(const struct attn_prefill_params *const params)
 {
     return params->kv_starts ? params->num_kv_tokens : (int64_t) params->batch * params->kv_len;
 }
@@ -178,7 +178,7 @@ static int64_t kv_bytes(const struct attn_prefill_params *const params, const in
                         const int64_t token, const int64_t head)
 {
     const bool paged = params->block_table;
-    const int64_t tokens = paged ? params->page_size : count_kv_tokens(params);
+    const int64_t tokens = paged ? params->page_size : attn_prefill_kv_tokens(params);
     if (tokens == 0) return 0;
     int64_t elements = paged ? attn_size_times(params->num_pages - 1, page) : 0;
     elements = attn_size_plus(elements, attn_size_times(tokens - 1, token));
@@ -238,4 +238,32 @@ enum attn_status attn_prefill_check_params(const struct attn_device *const devic
     // Nothing will be read or written: the pointers don't matter.
     if (status != ATTN_OK || attn_prefill_is_empty(params)) return status;
     return check_buffers(device, params);
+}
+
+enum attn_status attn_prefill_check_shape(const struct attn_device *const device,
+                                          const struct attn_prefill_shape *const shape)
+{
+    static const int32_t some_seqlens[1];
+    struct attn_prefill_params params = ATTN_PREFILL_PARAMS_INIT;
+    params.dtype = shape->dtype;
+    params.batch = shape->batch;
+    params.q_len = shape->q_len;
+    params.kv_len = shape->is_ragged ? 0 : shape->kv_len;
+    params.q_offset = shape->q_offset;
+    params.num_q_heads = shape->num_q_heads;
+    params.num_kv_heads = shape->num_kv_heads;
+    params.head_dim = shape->head_dim;
+    params.causal = shape->causal;
+    params.window = shape->window;
+    params.num_tokens = shape->num_tokens;
+    params.cu_seqlens = shape->is_ragged ? some_seqlens : NULL;
+    REQUIRE(shape->is_ragged == 0 || shape->is_ragged == 1, "is_ragged is %d: it has to be 0 or 1",
+            shape->is_ragged);
+    REQUIRE(shape->rows == 0 || shape->rows == ATTN_PREFILL_ROWS ||
+                shape->rows == ATTN_PREFILL_TWIN_ROWS,
+            "rows is %d: it has to be 0 (as attn_prefill), %d or %d", shape->rows,
+            ATTN_PREFILL_ROWS, ATTN_PREFILL_TWIN_ROWS);
+    enum attn_status status = check_heads(device, &params);
+    if (status == ATTN_OK) status = check_scalars(device, &params);
+    return status == ATTN_OK ? check_lengths(device, &params) : status;
 }

@@ -17,6 +17,13 @@ enum attn_status attn_prefill_check_layout(const struct attn_device *device,
 enum attn_status attn_prefill_check_params(const struct attn_device *device,
                                            struct attn_prefill_params *params);
 
+// The rules that a shape can break, for the parameters that `shape` stands for.
+enum attn_status attn_prefill_check_shape(const struct attn_device *device,
+                                          const struct attn_prefill_shape *shape);
+
+// Tokens of contiguous k and v.
+int64_t attn_prefill_kv_tokens(const struct attn_prefill_params *params);
+
 // True if the call has no query tokens: nothing is looked at, then, and nothing written.
 bool attn_prefill_is_empty(const struct attn_prefill_params *params);
 

@@ -362,6 +362,107 @@ Test(gpu_ctm, ignores_what_it_says_it_ignores, .timeout = 60)
     }
 }
 
+// ---- skip-softmax
+
+// Of a sequence alone and in company, on few blocks and on all: what the definition leaves out, and
+// always the same bits. Scores are such that no decision is close.
+static void expect_skips(const struct decode_kind *kind, int32_t ratio, int32_t page_size,
+                         int32_t window, uint64_t seed)
+{
+    static const int32_t lens[] = { 130, 2049, 5000, 20000 };
+    static const int32_t table[] = { 130, 16, 2049, 256, 5000, 625, 20000, 2500 };
+    struct decode_case c = {
+        .name = "skip",
+        .q_dtype = kind->q_dtype,
+        .kv_dtype = kind->kv_dtype,
+        .batch = COUNT(lens),
+        .given_lens = lens,
+        .num_kv_heads = 2,
+        .num_q_heads = 2 * ratio,
+        .head_dim = kind->head_dim,
+        .page_size = page_size,
+        .window = window,
+        .lse = true,
+        .fill = DECODE_FILL_LEVELS,
+        .skip = table,
+        .skip_length = COUNT(table),
+        .seed = seed,
+    };
+    struct decode_data *base = NULL;
+    for (int32_t limit = 0; limit < 8; limit += 3) {
+        struct gpu_session session;
+        struct attn_check check;
+        char found[512];
+        gpu_session_open(&session, limit);
+        struct decode_data *data = decode_data_need(&c, &session);
+        decode_data_need_run(data, &session);
+        cr_expect(decode_data_check(data, ATTN_CHECK_KERNEL, &check), "%s: %s", data->kernel,
+                  decode_check_text(&check, found, sizeof(found)));
+        cr_expect_eq(decode_data_dropped(data), decode_data_exact_dropped(data), "%s: %lld",
+                     data->kernel, (long long) decode_data_dropped(data));
+        for (int32_t i = 0; base && i < c.batch; i++)
+            cr_expect(decode_data_equal(base, i, data, i), "%s: limit %d, sequence %d",
+                      data->kernel, limit, i);
+        for (int32_t i = 0; !base && i < c.batch; i++) {
+            struct decode_case alone = c;
+            alone.ids = &i;
+            alone.given_lens = &lens[i];
+            alone.batch = 1;
+            struct decode_data *other = decode_data_need(&alone, &session);
+            decode_data_need_run(other, &session);
+            cr_expect(decode_data_equal(data, i, other, 0), "%s: sequence %d alone", data->kernel,
+                      i);
+            decode_data_free(&other);
+        }
+        gpu_session_close(&session);
+        if (base)
+            decode_data_free(&data);
+        else
+            base = data;
+    }
+    decode_data_free(&base);
+}
+
+Test(gpu_ctm, skips_what_the_definition_skips, .timeout = 300)
+{
+    const int32_t pages[] = { 128, 16, 48, 5 }, windows[] = { 0, 3000 };
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (size_t n = 0; n < 4; n++) {
+            const struct decode_kind kind = { ATTN_DTYPE_FP16,
+                                              n % 2 ? ATTN_DTYPE_E4M3 : ATTN_DTYPE_FP16, dims[i] };
+            expect_skips(&kind, n < 2 ? 4 : 16, pages[(i + n) % COUNT(pages)], windows[n / 2], n);
+        }
+}
+
+// Where nothing is left out: the bits of a call without a table.
+Test(gpu_ctm, is_dense_where_it_has_to_be, .timeout = 60)
+{
+    static const int32_t tables[][2] = { { 0, 0 }, { 1, -7 }, { 1, INT32_MAX }, { 30000, 1 } };
+    struct fixture f;
+    open_fixture(&f, NULL);
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (int fp8 = 0; fp8 < 2; fp8++) {
+            struct ctm_case c = { "dense", 3, 8, 2, dims[i], 1, .lens = { 20000, 2500, 0 } };
+            c.fp8 = fp8;
+            struct ctm_data *dense = ctm_data_build(&c);
+            run(&f, dense);
+            for (size_t n = 0; n < COUNT(tables); n++) {
+                c.skip = tables[n];
+                c.skip_length = 2;
+                struct ctm_data *data = ctm_data_build(&c);
+                run(&f, data);
+                expect_right(data);
+                cr_expect_eq(ctm_data_dropped(data), 0, "table %zu", n);
+                for (int32_t b = 0; b < c.batch; b++)
+                    cr_expect(ctm_data_equal(dense, b, data, b), "head_dim %d, table %zu", dims[i],
+                              n);
+                ctm_data_free(&data);
+            }
+            ctm_data_free(&dense);
+        }
+    close_fixture(&f);
+}
+
 // ---- replay
 
 static void fill_zone(struct fixture *f, const struct ctm_data *data, void *base,

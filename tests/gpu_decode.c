@@ -228,7 +228,9 @@ Test(gpu_decode, agrees_with_the_definition, .timeout = 300)
     expect_long(&f);
     const char *name;
     for (int32_t i = 0; i < MAX_KERNELS && (name = attn_device_kernel(f.session.device, i)); i++)
-        if (strncmp(name, "decode", 6) == 0) cr_expect(f.used[i], "no case has run %s", name);
+        // Those of skip-softmax are for gpu_ctm.
+        if (strncmp(name, "decode", 6) == 0 && !strstr(name, "_skip"))
+            cr_expect(f.used[i], "no case has run %s", name);
     gpu_session_close(&f.session);
 }
 

@@ -20,6 +20,28 @@ static struct attn_device *open_host(void)
     return device;
 }
 
+static void check_expected(const struct case_file *const loaded,
+                           const struct execution *const result, struct attn_check *const found)
+{
+    const struct attn_check_prefill prefill = { &loaded->prefill, result->o, result->lse,
+                                                loaded->expected_o, loaded->expected_lse };
+    if (loaded->op == CASE_PREFILL)
+        attn_check_prefill(&prefill, ATTN_CHECK_HOST, found);
+    else
+        cr_assert_eq(attn_check_decode_expected(&loaded->params, result->o, result->lse,
+                                                loaded->expected_o, loaded->expected_lse,
+                                                ATTN_CHECK_HOST, found),
+                     0);
+}
+
+static int64_t count_elements(const struct case_file *const loaded)
+{
+    int64_t shape[4], elements = 1;
+    const int rank = case_shape(loaded, shape);
+    for (int i = 0; i < rank; i++) elements *= shape[i];
+    return elements;
+}
+
 static void run_file(struct attn_device *const device, const char *const path)
 {
     char why[SAFETENSORS_WHY_SIZE] = "";
@@ -31,11 +53,8 @@ static void run_file(struct attn_device *const device, const char *const path)
     cr_assert_eq(execute_case(device, NULL, &loaded, &result, why, sizeof(why)), ATTN_OK, "%s: %s",
                  path, why);
     cr_expect_eq(result.fault, INT32_MAX, "%s: sequence %d is faulty", path, result.fault);
-    cr_assert_eq(attn_check_decode_expected(&loaded.params, result.o, result.lse, loaded.expected_o,
-                                            loaded.expected_lse, ATTN_CHECK_HOST, &found),
-                 0);
-    cr_expect_eq((size_t) found.compared, case_elements(&loaded.params), "%s: not all compared",
-                 path);
+    check_expected(&loaded, &result, &found);
+    cr_expect_eq(found.compared, count_elements(&loaded), "%s: not all compared", path);
     cr_expect(
         !found.failed && !found.lse_failed,
         "%s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d][%d] is %.9g, expected %.9g",
@@ -61,7 +80,8 @@ static size_t run_op(struct attn_device *const device, const char *const folder,
 
 static size_t run_folder(struct attn_device *const device, const char *const folder)
 {
-    return run_op(device, folder, "decode") + run_op(device, folder, "ctm");
+    return run_op(device, folder, "decode") + run_op(device, folder, "ctm") +
+           run_op(device, folder, "prefill");
 }
 
 Test(cases, real_ones_meet_their_expected_values, .timeout = 100)

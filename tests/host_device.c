@@ -285,13 +285,14 @@ Test(device, opens_a_gpu_and_gives_everything_back)
     cr_expect_eq(info.sm_count, 132);
     cr_expect_eq(info.declared_sm_count, 132);
     cr_expect_eq(info.driver_version, 13000);
-    cr_expect_eq(info.num_kernels, 9);
+    const int32_t kernels = (int32_t) device->pack->num_rows;
+    cr_expect(kernels > 9 && info.num_kernels == kernels);
     cr_expect_str_eq(attn_device_kernel(device, 1), "decode_bf16_bf16_d128");
-    cr_expect_null(attn_device_kernel(device, 9));
+    cr_expect_null(attn_device_kernel(device, kernels));
     cr_expect_null(attn_device_kernel(device, -1));
     // Every kernel is loaded and has its shared memory; nothing is left for the first call.
-    cr_expect_eq(fake.functions_loaded, 9);
-    cr_expect_eq(fake.functions_set, 9);
+    cr_expect_eq(fake.functions_loaded, kernels);
+    cr_expect_eq(fake.functions_set, kernels);
     int32_t largest = 0;
     for (uint32_t i = 0; i < device->pack->num_rows; i++) {
         const int32_t smem = attn_pack_row_smem(&device->pack->rows[i]);
@@ -598,7 +599,7 @@ Test(target, skips_unsound_packs_with_a_sentence)
     static const struct {
         const char *kind, *sentence;
     } cases[] = {
-        { "abi", "ABI 1, this library needs 3" },
+        { "abi", "ABI 1, this library needs 4" },
         { "size", "have 8 and" },
         { "row_size", "and 4 bytes" },
         { "arch", "disagree" },

@@ -481,6 +481,182 @@ Test(kernels, report_bad_pages_of_drafts)
     attn_device_close(&device);
 }
 
+// ---- skip-softmax
+
+// Kinds that have kernels for it: leaves of 128, 64 and 32 keys, one row block and two.
+static const struct kind skip_kinds[] = {
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 32, 5 },  { ATTN_DTYPE_FP16, ATTN_DTYPE_FP16, 128, 12 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 32, 3 },  { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 256, 16 },
+    { ATTN_DTYPE_FP16, ATTN_DTYPE_E4M3, 512, 8 }, { ATTN_DTYPE_BF16, ATTN_DTYPE_E4M3, 64, 1 },
+};
+
+enum {
+    SKIP_BATCH = 4,
+    SKIP_PAIRS = 2 * SKIP_BATCH,
+};
+
+// Lengths ascend.
+static struct decode_case skip_case(const struct kind *k, const int32_t *lens, int32_t *table)
+{
+    struct decode_case c = case_of(k);
+    c.name = "emulated skip";
+    c.batch = SKIP_BATCH;
+    c.given_lens = lens;
+    c.num_kv_heads = 2;
+    c.num_q_heads = 2 * k->ratio;
+    c.page_size = 128;
+    c.fill = DECODE_FILL_LEVELS;
+    for (int32_t i = 0; i < SKIP_BATCH; i++) table[i * 2] = lens[i], table[i * 2 + 1] = lens[i] / 8;
+    c.skip = table;
+    c.skip_length = SKIP_PAIRS;
+    return c;
+}
+
+// What is left out is what the definition leaves out. Returns how much.
+static int64_t expect_skips(const struct decode_case *c, struct attn_device *device)
+{
+    char text[512], found[512];
+    struct attn_check check;
+    struct decode_data *data = run(c, device);
+    decode_case_text(c, text, sizeof(text));
+    const int64_t dropped = decode_data_dropped(data);
+    cr_expect(strstr(data->kernel, "_skip"), "%s", data->kernel);
+    cr_expect_eq(dropped, decode_data_exact_dropped(data), "%s, %s: %lld blocks dropped, not %lld",
+                 data->kernel, text, (long long) dropped,
+                 (long long) decode_data_exact_dropped(data));
+    cr_expect(decode_data_check(data, ATTN_CHECK_KERNEL, &check), "%s, %s: %s", data->kernel, text,
+              decode_check_text(&check, found, sizeof(found)));
+    cr_expect_eq(decode_data_fault(data), decode_case_fault(c), "%s, %s: fault %d", data->kernel,
+                 text, decode_data_fault(data));
+    decode_data_free(&data);
+    return dropped;
+}
+
+// With boxes and without, windows that begin within a block and a run, softcap, one sequence that
+// is dense.
+Test(kernels, skip_what_the_definition_skips)
+{
+    static const int32_t lens[][SKIP_BATCH] = {
+        { 0, 130, 1153, 2900 },
+        { 1, 128, 2048, 2049 },
+        { 129, 300, 640, 2200 },
+    };
+    const int32_t pages[] = { 128, 16, 48 }, windows[] = { 0, 1700, 300 };
+    struct attn_device *device = open_device(NULL, 0);
+    int64_t dropped = 0;
+    for (size_t k = 0; k < COUNT(skip_kinds); k++)
+        for (size_t i = 0; i < COUNT(lens); i++) {
+            int32_t table[SKIP_PAIRS];
+            struct decode_case c = skip_case(&skip_kinds[k], lens[i], table);
+            c.page_size = pages[(i + k) % COUNT(pages)];
+            c.window = windows[(i + k / 2) % COUNT(windows)];
+            c.v_table = k % 2;
+            c.seed = i;
+            if (i == 2) table[SKIP_PAIRS - 1] = 0;
+            dropped += expect_skips(&c, device);
+        }
+    cr_expect_gt(dropped, 100, "%lld", (long long) dropped);
+    attn_device_close(&device);
+}
+
+// Every block but the first of each run, and none.
+Test(kernels, skip_all_and_nothing)
+{
+    const int32_t lens[SKIP_BATCH] = { 100, 500, 2100, 2600 };
+    struct attn_device *device = open_device(NULL, 0);
+    for (size_t k = 0; k < COUNT(skip_kinds); k++) {
+        int32_t table[SKIP_PAIRS];
+        struct decode_case c = skip_case(&skip_kinds[k], lens, table);
+        c.skip = NULL;
+        struct decode_data *dense = run(&c, device);
+        c.skip = table;
+        // No score is so far below another; no lambda; no bin; lambda of 1.
+        for (int32_t n = 0; n < 4; n++) {
+            for (int32_t i = 0; i < SKIP_BATCH; i++)
+                table[i * 2 + 1] = n == 0 ? (i == 3) : n == 1 ? -i : lens[i];
+            if (n == 2)
+                for (int32_t i = 0; i < SKIP_BATCH; i++) table[i * 2] = 3000 + i;
+            if (n == 3)
+                for (int32_t i = 0; i < SKIP_BATCH; i++) table[i * 2] = i;
+            c.fill = n == 0 ? DECODE_FILL_UNIFORM : DECODE_FILL_LEVELS;
+            struct decode_data *data = run(&c, device);
+            if (n > 0)
+                for (int32_t i = 0; i < SKIP_BATCH; i++)
+                    cr_expect(decode_data_equal(dense, i, data, i), "%s: table %d, sequence %d",
+                              data->kernel, n, i);
+            cr_expect_eq(decode_data_dropped(data), 0, "%s: table %d", data->kernel, n);
+            decode_data_free(&data);
+        }
+        decode_data_free(&dense);
+    }
+    attn_device_close(&device);
+}
+
+// On one block and on several, alone and in company, by boxes and by rows: the same bits.
+Test(kernels, skip_with_the_same_bits)
+{
+    const int32_t lens[SKIP_BATCH] = { 700, 2048, 2500, 6300 };
+    for (size_t k = 0; k < COUNT(skip_kinds); k += 2) {
+        int32_t table[SKIP_PAIRS];
+        struct decode_case c = skip_case(&skip_kinds[k], lens, table);
+        c.num_kv_heads = 1;
+        c.num_q_heads = skip_kinds[k].ratio;
+        struct attn_device *device = open_device(NULL, 0);
+        struct decode_data *base = run(&c, device), *other;
+        int64_t dropped = 0;
+        cr_expect_gt(decode_data_dropped(base), 5);
+        for (int32_t i = 0; i < SKIP_BATCH; i++) {
+            struct decode_case alone = c;
+            alone.ids = &i;
+            alone.given_lens = &lens[i];
+            alone.batch = 1;
+            alone.page_size = i % 2 ? 128 : 40;
+            other = run(&alone, device);
+            cr_expect(decode_data_equal(base, i, other, 0), "%s: sequence %d alone", base->kernel,
+                      i);
+            dropped += decode_data_dropped(other);
+            decode_data_free(&other);
+        }
+        cr_expect_eq(decode_data_dropped(base), dropped);
+        attn_device_close(&device);
+        for (int32_t limit = 1; limit < 6; limit += 3) {
+            device = open_device(NULL, limit);
+            other = run(&c, device);
+            for (int32_t i = 0; i < SKIP_BATCH; i++)
+                cr_expect(decode_data_equal(base, i, other, i), "%s: %d blocks, sequence %d",
+                          base->kernel, limit, i);
+            cr_expect_eq(decode_data_dropped(base), decode_data_dropped(other));
+            decode_data_free(&other);
+            attn_device_close(&device);
+        }
+        decode_data_free(&base);
+    }
+}
+
+// NaN and infinities, in more sequences than a warp has lanes.
+Test(kernels, skip_beside_all_values)
+{
+    int32_t lens[40], table[] = { 0, 0, 100, 20 };
+    for (int32_t i = 0; i < (int32_t) COUNT(lens); i++) lens[i] = 20 * i;
+    struct attn_device *device = open_device(NULL, 0);
+    for (int fill = 0; fill < NUM_DECODE_FILLS; fill++) {
+        struct decode_case c = case_of(&skip_kinds[fill % 3 * 2]);
+        c.name = "emulated skip";
+        c.batch = COUNT(lens);
+        c.given_lens = lens;
+        c.fill = (enum decode_fill) fill;
+        c.page_size = fill % 2 ? 16 : 7;
+        c.num_q_heads = 1;
+        c.skip = table;
+        c.skip_length = COUNT(table);
+        // With scores of all sizes some decision is close.
+        if (fill == DECODE_FILL_UNIFORM || fill == DECODE_FILL_LEVELS) table[3] = 1;
+        expect_skips(&c, device);
+        table[3] = 20;
+    }
+    attn_device_close(&device);
+}
+
 // ---- the CTM decode runner
 
 enum {

@@ -172,7 +172,8 @@ Test(launch, passes_everything_on)
     // One warp copies, and one counts arrivals.
     cr_expect(launch->block[0] == (WARPS + 2) * 32 && launch->block[1] == 1 &&
               launch->block[2] == 1);
-    cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 2, 16, TILE, WARPS, 3, LEVELS_64));
+    cr_expect_eq(launch->smem_bytes,
+                 attn_decode_smem_bytes(64, 2, 16, TILE, WARPS, 3, LEVELS_64, 0));
     cr_expect_eq(launch->stream, STREAM);
     cr_expect_eq(launch->context, fake_primary_context(0));
     const struct attn_decode_args *const args = &launch->args;
@@ -1105,7 +1106,7 @@ Test(launch, keeps_the_chip_busy_with_ctm)
     }
 }
 
-// The arguments of a call, and nothing launched where there is a table of skip-softmax.
+// The arguments of a call.
 Test(launch, passes_what_ctm_is_given)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
@@ -1127,14 +1128,47 @@ Test(launch, passes_what_ctm_is_given)
     params.contiguous_query_swa = 1;
     cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK);
     cr_expect_eq(last_launch()->args.window_is_shared, 0);
-    const int launches = fake.num_launches;
-    params.q_len = 1;
-    params.skip_softmax_scale_table = AT(9);
-    params.skip_softmax_scale_table_length = 2;
-    cr_expect_eq(attn_ctm_run(device, &params), ATTN_ERROR_UNSUPPORTED);
-    cr_expect(strstr(attn_last_error(), "skip_softmax_scale_table has 2 int32"), "%s",
-              attn_last_error());
-    cr_expect_eq(fake.num_launches, launches);
+    cr_expect_null(last_launch()->args.skip_table);
+    cr_expect_eq(last_launch()->args.skip_table_length, 0);
+}
+
+// With a table of skip-softmax a kernel of its own runs, and one lane has all heads of a KV head,
+// whatever the policy.
+Test(launch, has_kernels_for_skip_softmax)
+{
+    const char *const policies[] = { NULL, "1", "4", "auto" };
+    for (size_t i = 0; i < 4; i++) {
+        open_device(ATTN_DEVICE_ORDINAL, policies[i], 0);
+        struct attn_ctm_params params = ctm_params(3, 1, 100);
+        params.num_q_heads = 64;
+        params.skip_softmax_scale_table = AT(9);
+        params.skip_softmax_scale_table_length = 6;
+        params.dropped_pages = AT(10);
+        cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
+        const struct fake_launch *const launch = last_launch();
+        cr_expect_str_eq(launch->kernel, "decode_fp16_e4m3_d64_skip");
+        cr_expect_eq(launch->smem_bytes, attn_decode_smem_bytes(64, 1, 8, TILE, WARPS, 3, 1, 4));
+        cr_expect_eq(launch->args.skip_table, AT(9));
+        cr_expect_eq(launch->args.skip_table_length, 6);
+        cr_expect_eq(launch->args.dropped, AT(10));
+        cr_expect_eq(launch->args.group_rows, 8);
+        cr_expect_eq(launch->args.lanes, 8);
+        cr_expect_eq(launch->args.splits, 1);
+        cr_expect_leq(used_bytes(8, 64), (size_t) attn_ctm_workspace_elems(3, 64, 64) * 4);
+        cr_expect_leq(used_counters(), attn_ctm_semaphore_elems(3, 8));
+        // Nine heads are more than the kernel has rows for.
+        const int launches = fake.num_launches;
+        params.num_q_heads = 72;
+        cr_expect_eq(attn_ctm_run(device, &params), ATTN_ERROR_UNSUPPORTED);
+        cr_expect(strstr(attn_last_error(), "9 query heads a KV head, with a skip_table"), "%s",
+                  attn_last_error());
+        cr_expect_eq(fake.num_launches, launches);
+        // An empty table is none.
+        params.skip_softmax_scale_table_length = 0;
+        cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
+        cr_expect_str_eq(last_launch()->kernel, "decode_fp16_e4m3_d64");
+        cr_expect_null(last_launch()->args.skip_table);
+    }
 }
 
 Test(launch, zeroes_counters)

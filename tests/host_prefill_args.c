@@ -472,10 +472,11 @@ Test(prefill_args, twins_decline_by_environment)
 
 // ---- devices without a kernel
 
+// The fake pack has no twin of FP16, and nothing of head_dim 96.
 static void expect_no_kernel(const enum attn_device_kind kind)
 {
     struct attn_device_open_params open = ATTN_DEVICE_OPEN_PARAMS_INIT;
-    static const char sentence[] = "prefill runs on the host executor alone";
+    static const char sentence[] = "bf16, head_dim 96; it has: prefill_";
     attn_device_close(&device);
     open.kind = kind;
     open.target = "hopper";
@@ -485,13 +486,17 @@ static void expect_no_kernel(const enum attn_device_kind kind)
     for (int paged = 0; paged < 2; paged++) {
         const entry original = paged ? attn_prefill_paged_64 : attn_prefill_64;
         set_twin(paged);
+        params.head_dim = 96;
         expect_status(attn_prefill, ATTN_ERROR_UNSUPPORTED, sentence);
         set_twin(paged);
+        params.head_dim = 96;
         expect_status(original, ATTN_ERROR_UNSUPPORTED, sentence);
         set_twin(paged);
+        params.head_dim = 96;
         params.window = -1;
         expect_status(original, ATTN_ERROR_INVALID, "window is -1");
         set_twin(paged);
+        params.dtype = ATTN_DTYPE_FP16;
         cr_expect_eq(twin_of(paged)(device, &params, NULL), ATTN_DECLINED);
         cr_expect_str_empty(attn_last_error());
         expect_unchanged("twin");

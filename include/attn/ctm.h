@@ -35,8 +35,9 @@
 // "So far": over the visible keys of earlier pages in the same run of 16 pages, at absolute
 // multiples of 16, the sink aside. The first page of a run that has visible keys always counts, and
 // so does one with a NaN score. Dense, that is every page counts, if no bin is that small, S <= 0,
-// or lambda >= 1. The last is our choice: the pages that weigh most would go. In this version on a
-// host device alone; on a GPU a call with a table is ATTN_ERROR_UNSUPPORTED.
+// or lambda >= 1. The last is our choice: the pages that weigh most would go. Where a GPU has both
+// sides of the comparison closer together than its FP32 scores are to the exact ones, it may decide
+// otherwise than the host; what it decides is always the same for the same sequence.
 //
 // Source of the contract: the CTM decode-runner interface of TensorRT Edge-LLM.
 #ifndef ATTN_CTM_H

@@ -151,8 +151,10 @@ struct attn_decode_params {
     //   e^(largest score of the block - largest score of the run before the block) < S / len.
     // Scores are those of attended keys, those of blocks left out included, and a NaN is larger
     // than all; sinks don't count. So the first block of a run that has attended keys is never left
-    // out, nor one with a NaN score, nor one after that in its run. In this version on a host
-    // device alone; on a GPU ATTN_ERROR_UNSUPPORTED.
+    // out, nor one with a NaN score, nor one after that in its run. On a GPU, where scores are
+    // FP32, a comparison of nearly equal sides may go the other way than on the host, but always
+    // goes the same way for the same sequence; q is FP16 there, and a KV head has at most 16 query
+    // heads. The split-K policy has no say.
     const int32_t *skip_table;
     // int32 in skip_table, two for each pair; at least 2. Of no meaning without skip_table.
     int32_t skip_table_length;

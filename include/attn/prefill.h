@@ -17,8 +17,9 @@
 // Where the keys that the rows of its sequence see are finite, they are the same contiguous and
 // paged, with any page size, in one call or in chunks, alone or in a batch.
 //
-// In this version prefill runs on the host executor alone: on any other device its calls return
-// ATTN_ERROR_UNSUPPORTED, and the twins ATTN_DECLINED.
+// On a GPU head_dim is 64, 128, 256 or 512. Nothing is planned on the host: lengths are read on the
+// device, a call is one launch, without workspace, and a captured one stays right for any lengths
+// that the sizes in its parameters allow.
 #ifndef ATTN_PREFILL_H
 #define ATTN_PREFILL_H
 
@@ -50,7 +51,7 @@ struct attn_prefill_params {
     // num_q_heads is a multiple of num_kv_heads; query head h reads KV head h / (num_q_heads /
     // num_kv_heads).
     int32_t num_q_heads, num_kv_heads;
-    // A multiple of 16 up to 512.
+    // A multiple of 16 up to 512; on a GPU one that has a kernel: 64, 128, 256, 512.
     int32_t head_dim;
 
     // 1: a token sees no key behind its own position. 0: it does.
@@ -106,7 +107,8 @@ struct attn_prefill_params {
     //   a page id outside the pool for a key that one of its query tokens sees.
     // Such entries and lengths are clamped (a sequence that ends before it starts has no query
     // tokens, one that starts outside no keys); keys on such pages count as absent, as key and as
-    // value.
+    // value. Where entries that fall make sequences share query tokens, rows of any sequence may be
+    // left as they are, and a page id that only those would have met unreported.
     int32_t *fault;
 
     // The rest is for attn_prefill: sequences that differ.
@@ -148,9 +150,13 @@ static inline struct attn_prefill_params attn_prefill_params_init(void)
 // All functions below enqueue the operation on `stream` and return at once; `params` need only live
 // until then, everything it points to until the work is done. On the host they compute it.
 // ATTN_ERROR_INVALID: a rule above is broken; nothing was enqueued, nothing written.
-// ATTN_ERROR_UNSUPPORTED: legal, but no kernel of this device accepts it.
+// ATTN_ERROR_UNSUPPORTED: legal, but no kernel of this device accepts it: another head_dim, or more
+// than 2^31 - 1 blocks.
+// ATTN_ERROR_NO_DEVICE: the device is a target without a GPU. ATTN_ERROR_DRIVER: the launch failed.
 
-// Sequences of any lengths, contiguous or paged: the twin where it applies, else the original.
+// Sequences of any lengths, contiguous or paged: with 128 query tokens a block, as the twins,
+// unless METRALE_NO_ATTN_FA128 was there or there is no such kernel of that head_dim; else with 64.
+// The bits are the same.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_prefill(struct attn_device *device,
                                        const struct attn_prefill_params *params,
@@ -182,6 +188,68 @@ ATTN_API enum attn_status attn_prefill_fa128(struct attn_device *device,
 ATTN_API enum attn_status attn_prefill_fa128_paged(struct attn_device *device,
                                                    const struct attn_prefill_params *params,
                                                    attn_stream stream);
+
+// What a plan depends on; fields mean what they mean in the parameters.
+struct attn_prefill_shape {
+    // sizeof(struct attn_prefill_shape).
+    uint32_t size;
+    enum attn_dtype dtype;
+    int32_t batch, q_len, kv_len, q_offset;
+    int32_t num_q_heads, num_kv_heads, head_dim;
+    int32_t causal, window;
+    // 1: calls have cu_seqlens, with that many tokens; q_len, kv_len and q_offset are then of no
+    // meaning. Else 0.
+    int32_t is_ragged, num_tokens;
+    // Query tokens of a block: 64 as the originals, 128 as their twins. 0: as attn_prefill.
+    int32_t rows;
+};
+
+// The shape of a call of attn_prefill.
+// Thread-safety: pure.
+static inline struct attn_prefill_shape attn_prefill_shape_of(
+    const struct attn_prefill_params *const params)
+{
+    struct attn_prefill_shape shape;
+    shape.size = (uint32_t) sizeof(shape);
+    shape.dtype = params->dtype;
+    shape.batch = params->batch;
+    shape.q_len = params->q_len;
+    shape.kv_len = params->kv_len;
+    shape.q_offset = params->q_offset;
+    shape.num_q_heads = params->num_q_heads;
+    shape.num_kv_heads = params->num_kv_heads;
+    shape.head_dim = params->head_dim;
+    shape.causal = params->causal;
+    shape.window = params->window;
+    shape.is_ragged = params->cu_seqlens ? 1 : 0;
+    shape.num_tokens = params->num_tokens;
+    shape.rows = 0;
+    return shape;
+}
+
+// How a call of a shape would run.
+struct attn_prefill_plan {
+    // sizeof(struct attn_prefill_plan), set by the caller; no more than that is written.
+    uint32_t size;
+    // The kernel: a row of the pack's table; "host executor" on the host.
+    const char *kernel;
+    // Query tokens of a block, and tiles of so many in all sequences together, at most: a block for
+    // each, and each query head. 0 on the host.
+    int32_t rows, tiles;
+    // Blocks, threads of a block, and dynamic shared memory of a block in bytes; 0 on the host.
+    int32_t grid, block, smem_bytes;
+    // Bytes of K and V that have to be read, bytes of q and o, and floating-point operations: 4 *
+    // head_dim * num_q_heads for each visible pair of a query token and a key. For sequences of
+    // kv_len keys from q_offset on; of K, V and operations 0 if is_ragged, as the host can't know.
+    double kv_bytes, other_bytes, flops;
+};
+
+// Fills *plan. ATTN_ERROR_INVALID: a rule of the shape is broken. ATTN_ERROR_UNSUPPORTED: legal,
+// but no kernel of this target accepts it.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_prefill_plan(const struct attn_device *device,
+                                            const struct attn_prefill_shape *shape,
+                                            struct attn_prefill_plan *plan);
 
 #ifdef __cplusplus
 }

@@ -19,6 +19,34 @@ static __device__ __forceinline__ void cp_async_16(uint32_t s_target, const void
                  : "memory");
 }
 
+// cp.async.commit_group: what was started since the last one is a group. PTX ISA,
+// "cp.async.commit_group".
+static __device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// cp.async.wait_group: all groups of this thread but the last PENDING are there. PTX ISA,
+// "cp.async.wait_group".
+template <int PENDING> static __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// The same; if `is_absent` zeros arrive, and nothing is read. Unlike with a number of bytes, the
+// address needs no arithmetic.
+static __device__ __forceinline__ void cp_async_16_unless(uint32_t s_target, const void *g_source,
+                                                          bool is_absent)
+{
+    asm volatile("{\n"
+                 ".reg .pred absent;\n"
+                 "setp.ne.u32 absent, %2, 0;\n"
+                 "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, absent;\n"
+                 "}" ::"r"(s_target),
+                 "l"(g_source), "r"(static_cast<uint32_t>(is_absent))
+                 : "memory");
+}
+
 // ---- barriers in shared memory. PTX ISA, "Parallel Synchronization and Communication
 // Instructions: mbarrier".
 
@@ -77,9 +105,20 @@ static __device__ __forceinline__ void fence_async()
 static __device__ __forceinline__ void copy_box(uint32_t s_target, const void *map,
                                                 uint32_t s_barrier, int row, int head, int page)
 {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+    asm volatile("cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %2, %4, %5}], [%6];" ::"r"(s_target),
                  "l"(map), "r"(0), "r"(row), "r"(head), "r"(page), "r"(s_barrier)
+                 : "memory");
+}
+
+// The same of a map whose boxes have one line: at line `line`.
+static __device__ __forceinline__ void copy_line(uint32_t s_target, const void *map,
+                                                 uint32_t s_barrier, int row, int line, int head,
+                                                 int page)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(s_target),
+                 "l"(map), "r"(0), "r"(row), "r"(line), "r"(head), "r"(page), "r"(s_barrier)
                  : "memory");
 }
 

@@ -15,6 +15,13 @@ constexpr int STAGES = ROW_STAGES;
 // Levels of the merge tree, from the second on, that come and go with every few leaves: what waits
 // there has a place in shared memory.
 constexpr int LEVELS = ROW_LEVELS;
+// Leaves by which K is ahead of V, which is read once it is known that it counts; 0: the kernel has
+// no skip-softmax.
+#ifndef ROW_AHEAD
+#define ROW_AHEAD 0
+#endif
+constexpr int AHEAD = ROW_AHEAD;
+constexpr bool SKIPS = AHEAD > 0;
 
 // Types as in src/pack.h.
 constexpr bool Q_IS_BF16 = ROW_Q == 1;
@@ -45,10 +52,6 @@ constexpr int ROW_BYTES = HEAD_DIM * KV_BYTES;
 constexpr int PIECES = ROW_BYTES / 16;
 constexpr int GROUP_BYTES = GROUP * ROW_BYTES;
 constexpr int TILE_BYTES = TILE * ROW_BYTES;
-// Rows that a warp copies at once, and copies of a lane for each of them.
-constexpr int ROW_LANES = PIECES < 32 ? PIECES : 32;
-constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
-constexpr int ROW_COPIES = PIECES / ROW_LANES;
 // Rows lie in lines of at most 128 bytes: a group is all first lines, then all second ones, ...
 constexpr int LINE_BYTES = ROW_BYTES < 128 ? ROW_BYTES : 128;
 constexpr int LINE_PIECES = LINE_BYTES / 16;
@@ -124,6 +127,21 @@ struct alignas(16) visible_keys {
 
 // Units, and leaves, that are known at the same time: those in the ring, and one more.
 constexpr int INFOS = ATTN_DECODE_INFOS(STAGES);
+constexpr int LEAF_INFOS = ATTN_DECODE_LEAF_INFOS(STAGES, AHEAD);
+// Leaves of a block of skip-softmax; decisions that may wait to be read.
+constexpr int SKIP_LEAVES = ATTN_DECODE_SKIP_KEYS / TILE;
+constexpr int DECISIONS = ATTN_DECODE_DECISIONS;
+
+// What K of a leaf gives: MMA fragments of the weights; of each warp's keys the largest score, of
+// each group the sum of weights, of each row, two rows together.
+struct alignas(16) leaf_part {
+    uint2 p[GROUPS][ROW_BLOCKS][32];
+    alignas(16) float2 max[ROWS / 2][SCORERS];
+    alignas(16) float2 sum[ROWS / 2][GROUPS];
+};
+
+// Leaves whose parts are there at the same time.
+constexpr int PARTS = ATTN_DECODE_PARTS(AHEAD);
 
 struct smem {
     // Tiles in turn: of a leaf K, then V.
@@ -137,16 +155,11 @@ struct smem {
         alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
         fan_weights fan;
     };
-    // MMA fragments of the weights.
-    alignas(16) uint2 p[GROUPS][ROW_BLOCKS][32];
-    // Of each warp's keys the largest score, of each group the sum of weights: of each row, two
-    // rows together.
-    alignas(16) float2 max[ROWS / 2][SCORERS];
-    alignas(16) float2 sum[ROWS / 2][GROUPS];
+    leaf_part parts[PARTS];
     // Draft keys that are seen, of two units.
     uint32_t seen[2][DRAFT_WORDS];
     unit_info units_told[INFOS];
-    visible_keys visible[INFOS];
+    visible_keys visible[LEAF_INFOS];
     // Of the arrival that was posted last, and of the one before: the unit.
     unit_info posted_units[2];
     mail post;
@@ -159,8 +172,19 @@ struct smem {
     deal dealt;
 };
 
+// What else there is where blocks may be left out.
+struct skip_smem : smem {
+    // Of the units told: S / len, or 0 where nothing may be left out.
+    float lambda[INFOS];
+    // Whether a block is left out, for the copying warp. Barriers: that was decided.
+    int32_t is_dropped[DECISIONS];
+    uint64_t decided[DECISIONS];
+    // The same for the others, of the leaves in `parts`.
+    int32_t is_part_dropped[PARTS];
+};
+
 constexpr int SMEM_BYTES =
-    attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS, STAGES, LEVELS);
+    attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS, STAGES, LEVELS, AHEAD);
 
 // A place in a ring of SIZE, and the phase of its barrier.
 template <int SIZE> struct ring_place {
@@ -174,6 +198,12 @@ template <int SIZE> struct ring_place {
         slot = 0;
         phase ^= 1;
     }
+
+    // The place so many before this one.
+    __device__ __forceinline__ int32_t before(int32_t count) const
+    {
+        return slot - count + (slot < count ? SIZE : 0);
+    }
 };
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
@@ -184,7 +214,10 @@ static_assert(FAN == 32, "a lane has a root");
 static_assert(LEVELS >= 0 && SCORERS % 2 == 0, "see smem");
 static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");
-static_assert(sizeof(smem) <= SMEM_BYTES, "the host asks for what the kernel uses");
+static_assert(!SKIPS || AHEAD >= SKIP_LEAVES - 1, "a block is decided on before its V is due");
+static_assert(AHEAD / SKIP_LEAVES + 2 <= DECISIONS, "no decision is forgotten before it is read");
+static_assert((SKIPS ? sizeof(skip_smem) : sizeof(smem)) <= SMEM_BYTES,
+              "the host asks for what the kernel uses");
 static_assert(SMEM_BYTES <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
 
 static __device__ __forceinline__ int lane_id()

@@ -17,6 +17,9 @@
 // or merges, the others keep memory busy. What a unit comes to, a root, waits in the workspace
 // until the last of the 2^FAN_LOG next to each other merges them.
 //
+// With skip-softmax K is ahead of V: its scores tell whether V of a block of keys is read. What K
+// has given waits in shared memory. A leaf of a block that is left out has no keys.
+//
 // Bound by memory: every K and V byte is read once. 64 sequences of 8192 keys, 8 KV heads, HEAD_DIM
 // 128 are 2.15 GB, 0.45 ms at 4.8 TB/s: an SM gets 128 keys of a head in 3,800 clocks. What else
 // goes through L2 (registers that spill, what waits in the merge tree) is taken from that.
@@ -25,6 +28,7 @@
 #include "decode/feed.cuh"
 #include "decode/gather.cuh"
 #include "decode/leaf.cuh"
+#include "decode/skip.cuh"
 
 // What a warp that multiplies has while it does.
 struct team {
@@ -35,7 +39,7 @@ struct team {
     // The place of V of the leaf before.
     int32_t last_v;
     // In s.visible.
-    ring_place<INFOS> info;
+    ring_place<LEAF_INFOS> info;
     // Which half of s.q it is in.
     int32_t half;
     query q;
@@ -46,6 +50,10 @@ struct team {
     // Whether an arrival is open, and where its unit is in s.posted_units.
     bool is_open;
     int32_t posted;
+    // Skip-softmax: where the next leaf's weights go, and the next decision.
+    ring_place<PARTS> part;
+    ring_place<DECISIONS> decision;
+    run_of_blocks blocks;
 
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
@@ -53,7 +61,7 @@ struct team {
           s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
           waiting{ {}, the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem,
                                                                                         0 },
-          is_open(false), posted(0)
+          is_open(false), posted(0), part{ 0, 0 }, decision{ 0, 0 }, blocks{}
     {
     }
 
@@ -90,36 +98,138 @@ struct team {
         return SCORERS == WARPS || warp_id() < SCORERS;
     }
 
+    // Scores of a leaf whose K is there.
+    __device__ __forceinline__ void score(const visible_keys &keys, bool are_whole, leaf_part &into,
+                                          scores &r_s)
+    {
+#pragma unroll
+        for (int g = 0; g < OWN_GROUPS; g++)
+            multiply_k(q, s_piece, at.slot * TILE_BYTES + own_group(g) * GROUP_BYTES, r_s[g]);
+        scale_scores(args, by, q, r_s);
+        if (!are_whole) mask_keys(keys, r_s);
+        if (keys.are_mixed) mask_rows(args, s.units_told[told.slot], keys, r_s);
+        find_max(into, r_s);
+    }
+
+    // K was read, and V of the leaf before.
+    __device__ __forceinline__ void free_tiles()
+    {
+        if (last_v >= 0) free_tile(last_v);
+        free_tile(at.slot);
+        at.next();
+    }
+
     __device__ __forceinline__ void attend_leaf(block<STEPS> &b)
     {
         const visible_keys &keys = s.visible[info.slot];
         scores r_s;
         wait_for_tile();
         const bool are_whole = keys.are_whole;
-        if (is_scorer()) {
-#pragma unroll
-            for (int g = 0; g < OWN_GROUPS; g++)
-                multiply_k(q, s_piece, at.slot * TILE_BYTES + own_group(g) * GROUP_BYTES, r_s[g]);
-            scale_scores(args, by, q, r_s);
-            if (!are_whole) mask_keys(keys, r_s);
-            if (keys.are_mixed) mask_rows(args, s.units_told[told.slot], keys, r_s);
-            find_max(s, r_s);
-        }
+        if (is_scorer()) score(keys, are_whole, s.parts[0], r_s);
         sync_team();
-        // K was read, and V of the leaf before.
-        if (last_v >= 0) free_tile(last_v);
-        free_tile(at.slot);
-        at.next();
+        free_tiles();
         last_v = at.slot;
-        combine_max(s, b);
-        if (is_scorer()) weigh(s, r_s, b);
+        combine_max(s.parts[0], b);
+        if (is_scorer()) weigh(s.parts[0], r_s, b);
         if (!are_whole) clear_unseen(keys);
         sync_team();
-        combine_sums(s, b);
+        combine_sums(s.parts[0], b);
         wait_for_tile();
-        multiply_v(s, s_row, at.slot * TILE_BYTES, b);
+        multiply_v(s.parts[0], s_row, at.slot * TILE_BYTES, b);
         at.next();
         info.next();
+    }
+
+    // ---- skip-softmax
+
+    // By a warp that may have no scores of its own: `leaf` is the last of its block or unit.
+    __device__ __forceinline__ void decide(uint32_t leaf, uint32_t first)
+    {
+        skip_smem &skip = static_cast<skip_smem &>(s);
+        const bool drop = blocks.decide(leaf / SKIP_LEAVES, skip.lambda[told.slot], args.ratio);
+        const int leaves = min(leaf % SKIP_LEAVES, leaf - first) + 1;
+        if (lane_id() < leaves) skip.is_part_dropped[part.before(lane_id())] = drop;
+        if (lane_id() == 0) {
+            skip.is_dropped[decision.slot] = drop;
+            barrier_arrive(shared_address(&skip.decided[decision.slot]));
+        }
+        decision.next();
+    }
+
+    // K of a leaf: its weights, and perhaps what becomes of its block.
+    __device__ __forceinline__ void weigh_leaf(const unit_info &unit, uint32_t leaf, bool may_skip)
+    {
+        const visible_keys &keys = s.visible[info.slot];
+        leaf_part &into = s.parts[part.slot];
+        scores r_s;
+        block<1> of_leaf;
+        wait_for_tile();
+        if (is_scorer()) score(keys, keys.are_whole, into, r_s);
+        sync_team();
+        free_tiles();
+        last_v = -1;
+        combine_max(into, of_leaf);
+        if (may_skip && warp_id() == WARPS - 1) {
+            blocks.add(keys, of_leaf);
+            if (leaf % SKIP_LEAVES == SKIP_LEAVES - 1 || leaf + 1 == unit.end)
+                decide(leaf, unit.first);
+        }
+        if (is_scorer()) weigh(into, r_s, of_leaf);
+        sync_team();
+        part.next();
+        info.next();
+    }
+
+    // V of a leaf that was weighed.
+    __device__ __forceinline__ void sum_leaf(const visible_keys &keys, const leaf_part &from,
+                                             block<STEPS> &b)
+    {
+        // There was no K in between, to free it after.
+        if (last_v >= 0) {
+            sync_team();
+            free_tile(last_v);
+        }
+        wait_for_tile();
+        if (!keys.are_whole && args.has_boxes) {
+            clear_rows(s.ring[at.slot], keys);
+            sync_team();
+        }
+        combine_max(from, b);
+        combine_sums(from, b);
+        multiply_v(from, s_row, at.slot * TILE_BYTES, b);
+        last_v = at.slot;
+        at.next();
+    }
+
+    // The leaf weighed `ago` leaves before the next one. One that is left out has no keys.
+    __device__ __forceinline__ void follow(int ago, bool may_skip, block<STEPS> &b)
+    {
+        const int slot = part.before(ago);
+        if (may_skip && static_cast<const skip_smem &>(s).is_part_dropped[slot])
+            clear(b);
+        else
+            sum_leaf(s.visible[info.before(ago)], s.parts[slot], b);
+    }
+
+    __device__ __forceinline__ void attend_unit_ahead(const unit_info &unit, block<STEPS> &b)
+    {
+        const uint32_t first = unit.first, end = unit.end;
+        const uint32_t ahead =
+            static_cast<const skip_smem &>(s).lambda[told.slot] > 0.0f ? AHEAD : 0;
+        blocks.begin();
+        take_query(unit.lane);
+#pragma unroll 1
+        for (uint32_t leaf = first; leaf < end + ahead; leaf++) {
+            if (leaf < end) weigh_leaf(unit, leaf, ahead > 0);
+            if (leaf - first < ahead) {
+                // So that nothing has to be kept of it.
+                clear(b);
+                continue;
+            }
+            const uint32_t now = leaf - ahead;
+            follow(min(leaf + 1, end) - now, ahead > 0, b);
+            push(waiting, first, now, now + 1 == end, b);
+        }
     }
 
     // If the arrival that is open was the last, merges the roots, and goes on upwards.
@@ -176,7 +286,10 @@ struct team {
             const bool is_part = !is_end && c.seek();
             if (!is_end) {
                 block<STEPS> b;
-                attend_unit(unit, b);
+                if constexpr (SKIPS)
+                    attend_unit_ahead(unit, b);
+                else
+                    attend_unit(unit, b);
                 if (is_part)
                     store_slot(c.slot(), b);
                 else
@@ -218,6 +331,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
         barrier_init(shared_address(&s.posted), WARPS);
         barrier_init(shared_address(&s.answered), 1);
     }
+    if (SKIPS && threadIdx.x < DECISIONS)
+        barrier_init(shared_address(&static_cast<skip_smem &>(s).decided[threadIdx.x]), 1);
     fence_async();
     wait_for_grids_before();
     int32_t next = 0;

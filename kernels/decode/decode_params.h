@@ -75,6 +75,11 @@ struct attn_decode_args {
     float scale;
     float softcap;
     float k_scale, v_scale;
+    // Of kernels that leave out blocks of ATTN_DECODE_SKIP_KEYS keys: the table, int32 in it, and
+    // where the number of those that were left out is added; null: nowhere.
+    const int32_t *skip_table;
+    int64_t *dropped;
+    int32_t skip_table_length;
 };
 
 // Blocks of a launch at most; work beyond is walked.
@@ -117,6 +122,13 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
 }
 #endif
 
+// Keys of a block that may be left out, and blocks of a run, within which one is compared with
+// those before it; both at absolute multiples. Units of such sequences hold whole runs.
+#define ATTN_DECODE_SKIP_KEYS 128
+#define ATTN_DECODE_SKIP_SCOPE 16
+// Blocks whose fate may wait to be read.
+#define ATTN_DECODE_DECISIONS 8
+
 // Keys of the smallest piece under a split count.
 #define ATTN_DECODE_MIN_PIECE 256
 
@@ -128,6 +140,11 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
 #define ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) \
     ((rows) * (head_dim) <= ((rows) == 8 ? 2048 : 1024))
 #define ATTN_DECODE_INFOS(stages) (((stages) + 1) / 2 + 1)
+// Leaves that are known at the same time, and those whose weights are: where K is `ahead` leaves
+// ahead of V.
+#define ATTN_DECODE_LEAF_INFOS(stages, ahead) \
+    ((ahead) > 0 ? (stages) + (ahead) + 1 : ATTN_DECODE_INFOS(stages))
+#define ATTN_DECODE_PARTS(ahead) ((ahead) > 0 ? (ahead) + 2 : 1)
 
 // Dynamic shared memory of a block, in bytes: of struct smem in config.cuh.
 #ifdef __cplusplus
@@ -136,7 +153,7 @@ static constexpr int32_t
 static inline int32_t
 #endif
 attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t tile,
-                       int32_t warps, int32_t stages, int32_t levels)
+                       int32_t warps, int32_t stages, int32_t levels, int32_t ahead)
 {
     const int32_t groups = tile / ATTN_BOX_KEYS, scorers = groups < warps ? groups : warps;
     const int32_t ring = stages * tile * head_dim * kv_bytes;
@@ -146,14 +163,23 @@ attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t
     const int32_t slots = levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4;
     const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
     const int32_t waiting = slots > fan ? slots : fan;
-    const int32_t weights = groups * rows * (32 + 4) + scorers * rows * 4;
-    const int32_t infos = ATTN_DECODE_INFOS(stages) * (48 + 32 + 8);
+    const int32_t part = groups * rows * (32 + 4) + scorers * rows * 4;
+    const int32_t weights = ATTN_DECODE_PARTS(ahead) * part;
+    const int32_t infos =
+        ATTN_DECODE_INFOS(stages) * (48 + 8) + ATTN_DECODE_LEAF_INFOS(stages, ahead) * 32;
     const int32_t barriers = stages * 16 + 2 * 16;
     // A thread's length and sums of units and roots, a warp's sums; two words.
     const int32_t schedule = (warps + 2) * (32 * 12 + 8) + 2 * 4;
     // Two units, and what is posted of them.
     const int32_t arrivals = 2 * 48 + 16 + 2 * 8;
-    return (ring + q + waiting + weights + infos + barriers + schedule + arrivals + 15) / 16 * 16;
+    // A number of each unit; what was decided, and its barriers.
+    const int32_t decisions =
+        ahead > 0 ? 16 + (ATTN_DECODE_INFOS(stages) + ATTN_DECODE_PARTS(ahead)) * 4 +
+                        ATTN_DECODE_DECISIONS * (4 + 8)
+                  : 0;
+    return (ring + q + waiting + weights + infos + barriers + schedule + arrivals + decisions +
+            15) /
+           16 * 16;
 }
 
 #endif

@@ -6,6 +6,9 @@
 // Where a group of keys lies in one page, the copy engine takes it as a box of the tensor that K or
 // V is (args.k_map, args.v_map), and brings keys along that are not attended. Else lanes copy row
 // by row, and put zeros where nothing is attended.
+//
+// Skip-softmax: K of a unit is AHEAD leaves ahead of V, which is copied once its block is known to
+// count. Of a block that does not, there is no V in the ring.
 #pragma once
 
 #include "decode/schedule.cuh"
@@ -22,6 +25,8 @@ struct batch {
     // Table entries. Boxes: of the group that is lane_id() groups after the first. Else of this
     // lane's keys of the leaf.
     int32_t page[WORDS], v_page[WORDS];
+    // Without boxes: those keys of the leaf that are attended.
+    uint32_t wanted[WORDS];
 
     __device__ __forceinline__ uint32_t first_key() const
     {
@@ -77,11 +82,17 @@ struct batch {
             const bool is_leaf = leaf + lane_id() / GROUPS < end;
             look_up(args, group, is_leaf && (attended(group) & 0xFFFF), page[0], v_page[0]);
         } else {
+            const int32_t key = (int32_t) first_key();
+            const bool is_inside = !s_seen && key >= start && key + TILE <= stop;
 #pragma unroll
-            for (int j = 0; j < WORDS; j++) {
-                const uint32_t key = first_key() + j * 32;
-                look_up(args, key + lane_id(), attended(key) >> lane_id() & 1, page[j], v_page[j]);
-            }
+            for (int j = 0; j < WORDS; j++) wanted[j] = ~0u;
+            if (!is_inside)
+#pragma unroll
+                for (int j = 0; j < WORDS; j++) wanted[j] = attended(key + j * 32);
+#pragma unroll
+            for (int j = 0; j < WORDS; j++)
+                look_up(args, key + j * 32 + lane_id(), wanted[j] >> lane_id() & 1, page[j],
+                        v_page[j]);
         }
     }
 
@@ -143,17 +154,37 @@ struct batch {
     }
 };
 
+// V of a unit whose K is ahead.
+struct trail {
+    batch b;
+    // As in feed_boxes.
+    int index;
+    // The next, and the last that was read; how many of the unit's blocks were left out.
+    ring_place<DECISIONS> decision;
+    bool is_dropped;
+    uint32_t num_dropped;
+};
+
 struct feed {
     const attn_decode_args &args;
     smem &s;
     ring_place<STAGES> at;
     // The next in s.units_told, and in s.visible.
-    ring_place<INFOS> told, info;
+    ring_place<INFOS> told;
+    ring_place<LEAF_INFOS> info;
     // Of s.seen: that of the unit begun last.
     int half;
+    // A key's V lies in its pool as its K does.
+    bool lie_alike;
+    // Skip-softmax: leaves by which K of this unit is ahead, and where V is.
+    uint32_t ahead;
+    trail behind;
 
     __device__ __forceinline__ feed(const attn_decode_args &the_args, smem &the_smem)
-        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }, half(0)
+        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }, half(0),
+          lie_alike(!the_args.v_table && the_args.k_page_stride == the_args.v_page_stride &&
+                    the_args.k_token_stride == the_args.v_token_stride),
+          ahead(0), behind{ {}, 0, { 0, 0 }, false, 0 }
     {
     }
 
@@ -169,17 +200,16 @@ struct feed {
     }
 
     // The keys of a leaf that are attended and lie in `there`.
-    __device__ __forceinline__ visible_keys see(const batch &b,
+    __device__ __forceinline__ visible_keys see(const batch &b, const uint32_t (&wanted)[WORDS],
                                                 const uint32_t (&there)[WORDS]) const
     {
         visible_keys keys = {};
         uint32_t missing = 0, all = ~0u;
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
-            const uint32_t wanted = b.attended(b.first_key() + j * 32);
-            keys.bits[j] = wanted & there[j];
+            keys.bits[j] = wanted[j] & there[j];
             all &= keys.bits[j];
-            missing |= wanted & ~there[j];
+            missing |= wanted[j] & ~there[j];
         }
         keys.are_whole = all == ~0u;
         // Draft keys, and keys that the window of the first token has and that of the last has not.
@@ -190,6 +220,16 @@ struct feed {
                 keys.draft + TILE > 0 || (has_edges && keys.draft < args.q_len - args.window);
         if (missing && lane_id() == 0) report_fault(args, b.unit.sequence);
         return keys;
+    }
+
+    // With boxes.
+    __device__ __forceinline__ visible_keys see(const batch &b,
+                                                const uint32_t (&there)[WORDS]) const
+    {
+        uint32_t wanted[WORDS];
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) wanted[j] = b.attended(b.first_key() + j * 32);
+        return see(b, wanted, there);
     }
 
     __device__ __forceinline__ uint32_t wait_for_room() const
@@ -269,31 +309,30 @@ struct feed {
         }
     }
 
-    // K or V of a leaf, each lane the pieces of some rows. `offset`: where this lane's keys lie, in
-    // bytes; negative: nowhere.
+    // K or V of a leaf, two lanes every other piece of a row: what differs between the copies of a
+    // row are constants, and the sectors of memory are whole. `offset`: where this lane's keys lie,
+    // in bytes; negative: nowhere.
     __device__ __forceinline__ void copy_rows(const void *g_pool, uint32_t s_full,
                                               int64_t head_offset, const int64_t (&offset)[WORDS])
     {
-        const uint32_t s_tile = shared_address(s.ring[at.slot]);
+        constexpr int PAIRS = PIECES / 2, LINE_PAIRS = LINE_PIECES / 2;
+        const int row = lane_id() / 2, column = lane_id() % 2;
         const unsigned char *const g_head =
-            static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES;
-        const int column = lane_id() % ROW_LANES, first_row = lane_id() / ROW_LANES;
+            static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES + column * 16;
+        uint32_t s_piece[LINE_PAIRS];
 #pragma unroll
-        for (int j = 0; j < WORDS; j++)
-#pragma unroll 2
-            for (int i = 0; i < 32 / ROWS_AT_ONCE; i++) {
-                const int row = i * ROWS_AT_ONCE + first_row;
-                const int64_t from = __shfl_sync(~0u, offset[j], row);
-                // Of a negative offset nothing is read.
-                const uint32_t bytes = from < 0 ? 0 : 16;
-                const uint32_t s_group = s_tile + (j * 2 + row / GROUP) * GROUP_BYTES;
+        for (int i = 0; i < LINE_PAIRS; i++)
+            s_piece[i] = shared_address(s.ring[at.slot]) + piece_offset(row, i * 2 + column);
 #pragma unroll
-                for (int line = 0; line < ROW_COPIES; line++) {
-                    const int piece = line * ROW_LANES + column;
-                    cp_async_16(s_group + piece_offset(row % GROUP, piece),
-                                g_head + from + piece * 16, bytes);
-                }
-            }
+        for (int g = 0; g < GROUPS; g++) {
+            const int64_t from = __shfl_sync(~0u, offset[g / 2], g % 2 * GROUP + row);
+            const bool is_absent = from < 0;
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++)
+                cp_async_16_unless(s_piece[i % LINE_PAIRS] + g * GROUP_BYTES +
+                                       i / LINE_PAIRS * GROUP * LINE_BYTES,
+                                   g_head + from + i * 32, is_absent);
+        }
         cp_async_arrive(s_full);
         if (lane_id() == 0) barrier_arrive(s_full);
         __syncwarp();
@@ -311,21 +350,151 @@ struct feed {
             const int32_t slot = slot_of(key);
             k_offset[j] = v_offset[j] = -1;
             if (valid) {
-                k_offset[j] =
+                k_offset[j] = v_offset[j] =
                     (b.page[j] * args.k_page_stride + slot * args.k_token_stride) * KV_BYTES;
-                v_offset[j] =
-                    (b.v_page[j] * args.v_page_stride + slot * args.v_token_stride) * KV_BYTES;
+                if (!lie_alike)
+                    v_offset[j] =
+                        (b.v_page[j] * args.v_page_stride + slot * args.v_token_stride) * KV_BYTES;
 #if ATTN_MUTATION == 24
                 k_offset[j] = (int32_t) k_offset[j], v_offset[j] = (int32_t) v_offset[j];
 #endif
             }
             there[j] = __ballot_sync(~0u, valid);
         }
-        const visible_keys keys = see(b, there);
+        const visible_keys keys = see(b, b.wanted, there);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
         copy_rows(args.k, s_k, kv_head * args.k_head_stride, k_offset);
         copy_rows(args.v, wait_for_room(), kv_head * args.v_head_stride, v_offset);
+    }
+
+    // ---- skip-softmax
+
+    // Groups of a leaf that are in the pool.
+    __device__ __forceinline__ uint32_t find_groups(const batch &b, int index) const
+    {
+        return __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
+               ((1u << GROUPS) - 1);
+    }
+
+    // Where in its page this lane's group begins.
+    __device__ __forceinline__ int32_t slot_of_group(const batch &b, int index) const
+    {
+        return slot_of(b.first_key() + (lane_id() - index) * GROUP);
+    }
+
+    __device__ __forceinline__ void feed_k_boxes(const batch &b, int32_t kv_head, uint32_t groups,
+                                                 int index, int32_t slot)
+    {
+        uint32_t there[WORDS];
+#pragma unroll
+        for (int j = 0; j < WORDS; j++)
+            there[j] =
+                (groups >> j * 2 & 1 ? 0xFFFF : 0) | (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
+        const visible_keys keys = see(b, there);
+        const uint32_t s_k = wait_for_room();
+        tell_visible(keys);
+        copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);
+    }
+
+    // Where this lane's keys of a leaf lie in K or V. `there`: those that are in both pools.
+    __device__ __forceinline__ void find_rows(const batch &b, const int32_t (&page)[WORDS],
+                                              int64_t page_stride, int64_t token_stride,
+                                              int64_t (&offset)[WORDS],
+                                              uint32_t (&there)[WORDS]) const
+    {
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
+            const bool valid = is_page(b.page[j]) && is_page(b.v_page[j]);
+            const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
+            offset[j] = valid ? (page[j] * page_stride + slot * token_stride) * KV_BYTES : -1;
+            there[j] = __ballot_sync(~0u, valid);
+        }
+    }
+
+    __device__ __forceinline__ void feed_k(const batch &b, int index, int32_t kv_head)
+    {
+        if (args.has_boxes) {
+            feed_k_boxes(b, kv_head, find_groups(b, index), index, slot_of_group(b, index));
+            return;
+        }
+        int64_t offset[WORDS];
+        uint32_t there[WORDS];
+        find_rows(b, b.page, args.k_page_stride, args.k_token_stride, offset, there);
+        const visible_keys keys = see(b, b.wanted, there);
+        const uint32_t s_k = wait_for_room();
+        tell_visible(keys);
+        copy_rows(args.k, s_k, kv_head * args.k_head_stride, offset);
+    }
+
+    __device__ __forceinline__ void feed_v(const batch &b, int index, int32_t kv_head)
+    {
+        if (args.has_boxes) {
+            const uint32_t groups = find_groups(b, index);
+            const int32_t slot = slot_of_group(b, index);
+            copy_boxes(args.v_map, wait_for_room(), b.v_page[0], kv_head, groups, index, slot);
+            return;
+        }
+        int64_t offset[WORDS];
+        uint32_t there[WORDS];
+        find_rows(b, b.v_page, args.v_page_stride, args.v_token_stride, offset, there);
+        copy_rows(args.v, wait_for_room(), kv_head * args.v_head_stride, offset);
+    }
+
+    // Waits until it is known whether the next block of the unit is left out.
+    __device__ __forceinline__ void read_decision()
+    {
+        const skip_smem &skip = static_cast<const skip_smem &>(s);
+        const int32_t slot = behind.decision.slot;
+        barrier_wait(shared_address(&skip.decided[slot]), behind.decision.phase);
+        behind.is_dropped = skip.is_dropped[slot];
+        behind.num_dropped += behind.is_dropped;
+        behind.decision.next();
+    }
+
+    // V of the next leaf, if it counts.
+    __device__ __forceinline__ void follow(int32_t kv_head)
+    {
+        batch &b = behind.b;
+        if (b.leaf == b.end) {
+            b.take(args, b.end);
+            behind.index = 0;
+        }
+        if (ahead > 0 && (b.leaf == b.unit.first || b.leaf % SKIP_LEAVES == 0)) read_decision();
+        if (!behind.is_dropped) feed_v(b, behind.index, kv_head);
+        b.leaf++;
+        behind.index += GROUPS;
+    }
+
+    // Before a unit is told.
+    __device__ __forceinline__ void begin_trail(const batch &b)
+    {
+        const float lambda = find_lambda(args, b.stop);
+        ahead = lambda > 0.0f ? AHEAD : 0;
+        behind.b = b;
+        behind.index = 0;
+        behind.is_dropped = false;
+        behind.num_dropped = 0;
+        if (lane_id() == 0) static_cast<skip_smem &>(s).lambda[told.slot] = lambda;
+    }
+
+    __device__ __forceinline__ void end_trail(int32_t kv_head)
+    {
+#pragma unroll 1
+        while (behind.b.leaf < behind.b.unit.end) follow(kv_head);
+        if (behind.num_dropped > 0 && args.dropped && lane_id() == 0)
+            atomicAdd(reinterpret_cast<unsigned long long *>(args.dropped),
+                      (unsigned long long) behind.num_dropped);
+    }
+
+    __device__ __forceinline__ void feed_ahead(batch b, int32_t kv_head)
+    {
+#pragma unroll 1
+        for (int index = 0; b.leaf < b.end; b.leaf++, index += GROUPS) {
+            feed_k(b, index, kv_head);
+            if (b.leaf - b.unit.first >= ahead) follow(kv_head);
+        }
+        if (b.end == b.unit.end) end_trail(kv_head);
     }
 
     // What comes after a batch: of the same unit, or of the next item that nobody has taken.
@@ -349,9 +518,12 @@ struct feed {
 
     __device__ __forceinline__ void copy(const batch &b)
     {
+        if (SKIPS && b.leaf == b.unit.first) begin_trail(b);
         if (b.leaf == b.unit.first) tell_unit(b.unit);
         const int32_t kv_head = b.unit.lane / args.row_groups;
-        if (args.has_boxes)
+        if (SKIPS)
+            feed_ahead(b, kv_head);
+        else if (args.has_boxes)
             feed_boxes(b, kv_head);
         else
             feed_rows(b, kv_head);

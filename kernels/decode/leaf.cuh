@@ -310,7 +310,7 @@ static __device__ __forceinline__ void mask_keys(const visible_keys &keys, score
 }
 
 // The largest of this warp's scores.
-static __device__ __forceinline__ void find_max(smem &s, const scores &r_s)
+static __device__ __forceinline__ void find_max(leaf_part &s, const scores &r_s)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
@@ -324,7 +324,7 @@ static __device__ __forceinline__ void find_max(smem &s, const scores &r_s)
 }
 
 // m of the leaf.
-static __device__ __forceinline__ void combine_max(const smem &s, block<STEPS> &b)
+template <int N> static __device__ __forceinline__ void combine_max(const leaf_part &s, block<N> &b)
 {
     const int t = lane_id() % 4;
 #pragma unroll
@@ -340,7 +340,8 @@ static __device__ __forceinline__ void combine_max(const smem &s, block<STEPS> &
 }
 
 // This warp's weights, and the sums of each group's.
-static __device__ __forceinline__ void weigh(smem &s, const scores &r_s, const block<STEPS> &b)
+template <int N>
+static __device__ __forceinline__ void weigh(leaf_part &s, const scores &r_s, const block<N> &b)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
@@ -362,7 +363,7 @@ static __device__ __forceinline__ void weigh(smem &s, const scores &r_s, const b
 }
 
 // l of the leaf.
-static __device__ __forceinline__ void combine_sums(const smem &s, block<STEPS> &b)
+static __device__ __forceinline__ void combine_sums(const leaf_part &s, block<STEPS> &b)
 {
     const int t = lane_id() % 4;
 #pragma unroll
@@ -431,8 +432,8 @@ static __device__ __forceinline__ void clear_rows(unsigned char *s_tile, const v
 }
 
 // This warp's columns of o. `offset`: of the tile in the ring.
-static __device__ __forceinline__ void multiply_v(const smem &s, uint32_t s_row, uint32_t offset,
-                                                  block<STEPS> &b)
+static __device__ __forceinline__ void multiply_v(const leaf_part &s, uint32_t s_row,
+                                                  uint32_t offset, block<STEPS> &b)
 {
     constexpr int AT_ONCE = KV_IS_E4M3 ? 2 : 1;
     // As for scores. Groups take turns.

@@ -141,16 +141,39 @@ static __device__ __forceinline__ counts sum_up(counts c)
     return c;
 }
 
+// Skip-softmax: S / len of a sequence of `len` keys, with S of the last pair of the table whose
+// length is at most that; 0 where nothing may be left out.
+static __device__ __forceinline__ float find_lambda(const attn_decode_args &args, int32_t len)
+{
+    int32_t low = 0, high = args.skip_table_length / 2;
+#pragma unroll 1
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (__ldg(args.skip_table + middle * 2) <= len)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const int32_t s = low > 0 ? __ldg(args.skip_table + low * 2 - 1) : 0;
+    return s > 0 && s < len ? __fdiv_rn((float) s, (float) len) : 0.0f;
+}
+
+// Where blocks may be left out, units hold whole runs of them.
+constexpr int RUN_SHIFT = SKIP_LEAVES == 1 ? 4 : SKIP_LEAVES == 2 ? 5 : 6;
+static_assert(1 << RUN_SHIFT == ATTN_DECODE_SKIP_SCOPE * SKIP_LEAVES, "leaves of a run");
+
 // For pieces of so many leaves. All lanes together.
 static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args,
-                                                       uint32_t leaves, uint32_t longest)
+                                                       uint32_t leaves, uint32_t longest,
+                                                       bool may_skip)
 {
     const int32_t are_even = attn_decode_are_even(leaves, longest, args.batch * args.splits);
     const uint64_t items = (uint64_t) leaves * (uint32_t) args.lanes;
     // All leaves there can be fit in 2^31.
     // The largest shift of the lowest cost, a lane a shift. Floats above 0 are ordered as integers.
-    const uint32_t cost = __float_as_uint(
+    uint32_t cost = __float_as_uint(
         attn_decode_unit_cost(items, (int32_t) gridDim.x, args.most_units, are_even, lane_id()));
+    if (may_skip && args.min_shift + lane_id() < RUN_SHIFT) cost = ~0u;
     const uint32_t best = __ballot_sync(~0u, cost == __reduce_min_sync(~0u, cost));
     return min(args.min_shift + 31 - __clz(best), 31);
 }
@@ -184,6 +207,9 @@ static __device__ __forceinline__ int32_t share_of(int32_t num_pieces)
     return (num_pieces - 1) / BLOCK_THREADS + 1;
 }
 
+// Beside a number of leaves: of some sequence blocks may be left out.
+constexpr uint32_t MAY_SKIP = 1u << 31;
+
 // Leaves their sums in shared memory: thread i has pieces [i * share, ...). Whole blocks.
 static __device__ __forceinline__ void count_all(const attn_decode_args &args, smem &s)
 {
@@ -191,25 +217,32 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     const int32_t share = share_of(num_pieces);
     const int32_t first = threadIdx.x * share, stop = min(first + share, num_pieces);
     uint32_t leaves = 0, longest = 0;
+    bool own_may_skip = false;
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
         const int32_t len = args.seq_lens[sequence_of(args, i)];
-        const uint32_t of_piece = count_coarsely(args, describe(args, i, len));
+        const piece p = describe(args, i, len);
+        const uint32_t of_piece = count_coarsely(args, p);
+        if (SKIPS && find_lambda(args, p.stop) > 0.0f) own_may_skip = true;
         leaves += of_piece;
         longest = max(longest, of_piece);
         s.lens[threadIdx.x] = len;
     }
     leaves = __reduce_add_sync(~0u, leaves);
     longest = __reduce_max_sync(~0u, longest);
+    if (SKIPS && __ballot_sync(~0u, own_may_skip)) longest |= MAY_SKIP;
     if (lane_id() == 0) s.warp_sum[warp_id()][0] = leaves, s.warp_sum[warp_id()][1] = longest;
     __syncthreads();
     leaves = longest = 0;
+    uint32_t skips = 0;
 #pragma unroll
     for (int i = 0; i < WARPS + 2; i++) {
         leaves += s.warp_sum[i][0];
-        longest = max(longest, (uint32_t) s.warp_sum[i][1]);
+        const uint32_t of_warp = s.warp_sum[i][1];
+        longest = max(longest, SKIPS ? of_warp & ~MAY_SKIP : of_warp);
+        skips |= of_warp & MAY_SKIP;
     }
-    const int32_t shift = choose_shift(args, leaves, longest);
+    const int32_t shift = choose_shift(args, leaves, longest, SKIPS && skips);
     counts own = { 0, 0 };
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
@@ -255,8 +288,10 @@ struct schedule {
         len = args.seq_lens[sequence_of(args, index)];
         const piece p = describe(args, index, len);
         const uint32_t leaves = is_piece ? count_coarsely(args, p) : 0;
-        dealt.shift =
-            choose_shift(args, __reduce_add_sync(~0u, leaves), __reduce_max_sync(~0u, leaves));
+        const bool may_skip =
+            SKIPS && __ballot_sync(~0u, is_piece && find_lambda(args, p.stop) > 0.0f);
+        dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves),
+                                   __reduce_max_sync(~0u, leaves), may_skip);
         own.units = is_piece ? count_units(p, dealt.shift) : 0;
         own.slots = count_roots(own.units);
         end = sum_up(own);

@@ -7,8 +7,8 @@
 #include "../common/paged.h"
 
 struct attn_prefill_args {
-    // If has_boxes: K and V as src/boxes.h describes them, with boxes of ATTN_BOX_KEYS slots.
-    // Contiguous, they are one page of all tokens.
+    // If has_boxes: K and V as src/boxes.h describes them, with boxes of ATTN_BOX_KEYS slots and of
+    // the row's box_lines (0: all lines). Contiguous, they are one page of all tokens.
     struct attn_box_map k_map, v_map;
     const void *q;
     void *o;
@@ -51,5 +51,26 @@ struct attn_prefill_args {
     float scale;
     float softcap;
 };
+
+// Query tokens of a block of the originals, and of their twins: the `rows` of their rows.
+#define ATTN_PREFILL_ROWS 64
+#define ATTN_PREFILL_TWIN_ROWS 128
+
+// Threads of a block: those of `warps` warps that multiply and of `copiers` that copy.
+#define ATTN_PREFILL_THREADS(warps, copiers) (((warps) + (copiers)) * 32)
+
+// Dynamic shared memory of a block, in bytes: Q, `stages` tiles of K or V, what warps that share
+// rows tell each other (weights, and a number for each row), barriers, and the block's work.
+#ifdef __cplusplus
+static constexpr int32_t
+#else
+static inline int32_t
+#endif
+attn_prefill_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile, int32_t warps, int32_t stages)
+{
+    const int32_t tiles = (rows + stages * tile) * head_dim * 2;
+    const int32_t told = head_dim > 256 ? warps * (tile * 16 + 64) : 0;
+    return tiles + told + stages * 32 + 160;
+}
 
 #endif

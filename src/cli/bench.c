@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // `attn bench`: which cases, and the numbers as a table, JSON or CSV.
+#include "cli/bench_prefill.h"
 #include "cli/bench_shapes.h"
 #include "cli/bench_time.h"
 #include "cli/cli.h"
+#include "cli/shape.h"
 #include "commit.h"
 
 #include <getopt.h>
@@ -48,7 +50,8 @@ struct bench {
 static void print_help(void)
 {
     printf(
-        "Usage: attn bench [decode|ctm] [options]\n\n"
+        "Usage: attn bench [decode|ctm] [options]\n"
+        "       attn bench prefill [options]; 'attn bench prefill --help' has them\n\n"
         "Checks rows of each case against the double-precision definition, then times the case: cold\n"
         "cache, CUDA graph replay, median and spread, and next to it a kernel that only reads as many\n"
         "bytes. Then the host time of one call beside that of the smallest launch, and the relative\n"
@@ -414,6 +417,7 @@ int command_bench(const int argc, char **const argv)
     };
     struct bench bench = { .kind = CLI_DEVICE_GPU };
     int option, result = CLI_FINE;
+    if (shape_is_prefill(argc, argv)) return bench_prefill(argc - 1, argv + 1);
     while (!result && (option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         if (option == 'h') {
             print_help();
@@ -433,6 +437,7 @@ int command_bench(const int argc, char **const argv)
         optind++;
     }
     if (optind < argc)
-        return cli_usage("bench", "'%s' is not an operation; decode and ctm are", argv[optind]);
+        return cli_usage("bench", "'%s' is not an operation; decode, ctm and prefill are",
+                         argv[optind]);
     return run_bench(&bench);
 }

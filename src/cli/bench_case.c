@@ -108,7 +108,8 @@ static void make_peaks(struct bench_case *const made)
                     attn_store(made->k_block, place + d, shape->kv_dtype, 0.0);
                 attn_store(made->k_block, place, shape->kv_dtype, peak ? key : 0.0);
             }
-    made->skip_table[1] = (int32_t) (THRESHOLD * shape->max_len);
+    // A threshold of 0 leaves out nothing, and is taken for none.
+    made->skip_table[1] = shape->skip_share > 0.0 ? (int32_t) (THRESHOLD * shape->max_len) : 0;
 }
 
 static int fill_masks(struct bench_case *const made, struct random *const random)

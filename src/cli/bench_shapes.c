@@ -183,7 +183,7 @@ static int add_tree(struct bench_shapes *const shapes)
 
 static int add_skip(struct bench_shapes *const shapes)
 {
-    static const double shares[] = { 0.0, 0.25, 0.5, 0.75, 0.9 };
+    static const double shares[] = { 0.0, 0.01, 0.25, 0.5, 0.75, 0.9 };
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
         char name[64];
         snprintf(name, sizeof(name), "skip %.0f %%, 32q8 d128, 64 x 8k", 100.0 * shares[i]);

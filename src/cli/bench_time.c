@@ -43,8 +43,7 @@ static int compare_double(const void *const left, const void *const right)
     return (a > b) - (a < b);
 }
 
-// Sorts the samples.
-static double take_median(double *const samples, const int count)
+double bench_take_median(double *const samples, const int count)
 {
     qsort(samples, (size_t) count, sizeof(*samples), compare_double);
     return samples[count / 2];
@@ -52,7 +51,7 @@ static double take_median(double *const samples, const int count)
 
 static void summarise(struct bench_times *const times, double *const samples, const int count)
 {
-    times->median_us = take_median(samples, count);
+    times->median_us = bench_take_median(samples, count);
     times->p10_us = samples[count / 10];
     times->p90_us = samples[count - 1 - count / 10];
 }
@@ -295,9 +294,8 @@ static enum attn_status call_probe(const struct session *const s, const int32_t 
     return attn_bandwidth_probe(s->device, s->pool, 16, s->sink, s->stream);
 }
 
-// Copies what went wrong first; returns 0 if nothing did.
-static int explain(const int driver, const enum attn_status status, char *const why,
-                   const size_t why_size)
+int bench_explain(const int driver, const enum attn_status status, char *const why,
+                  const size_t why_size)
 {
     if (driver == CU_OUT_OF_MEMORY)
         snprintf(why, why_size, "out of GPU memory");
@@ -323,7 +321,7 @@ static int run_once(struct session *const s, struct bench_times *const times, ch
         driver = gpu_download(s->gpu, &dropped, s->dropped, sizeof(dropped));
     note_dropped(times, s->made->shape, s->plan, dropped, s->made->copies);
     s->bytes = times->bytes;
-    return explain(driver, status, why, why_size);
+    return bench_explain(driver, status, why, why_size);
 }
 
 static int capture(struct session *const s,
@@ -332,28 +330,32 @@ static int capture(struct session *const s,
 {
     enum attn_status status = ATTN_OK;
     int driver = gpu_graph_begin(s->gpu, s->stream);
-    if (driver) return explain(driver, status, why, why_size);
+    if (driver) return bench_explain(driver, status, why, why_size);
     for (int32_t i = 0; i < s->calls && status == ATTN_OK; i++)
         status = call(s, i % s->made->copies);
     // Before the capture ends: the sentence is the failed call's.
-    const int failed = explain(0, status, why, why_size);
+    const int failed = bench_explain(0, status, why, why_size);
     driver = gpu_graph_end(s->gpu, s->stream, graph);
-    return failed ? failed : explain(driver, ATTN_OK, why, why_size);
+    return failed ? failed : bench_explain(driver, ATTN_OK, why, why_size);
 }
 
-// Microseconds of one call in a replay of the graph. A replay before it keeps the GPU busy until
-// the host has enqueued the one that is timed.
+int bench_time_graph(struct gpu *const gpu, const attn_stream stream, struct gpu_graph *const graph,
+                     const int32_t calls, double *const us)
+{
+    float milliseconds = 0.0f;
+    int driver = gpu_graph_launch(gpu, graph, stream);
+    if (!driver) driver = gpu_timer_start(gpu, stream);
+    if (!driver) driver = gpu_graph_launch(gpu, graph, stream);
+    if (!driver) driver = gpu_timer_stop(gpu, stream);
+    if (!driver) driver = gpu_timer_read(gpu, &milliseconds);
+    *us = (double) milliseconds * 1e3 / calls;
+    return driver;
+}
+
 static int time_graph(const struct session *const s, struct gpu_graph *const graph,
                       double *const us)
 {
-    float milliseconds = 0.0f;
-    int driver = gpu_graph_launch(s->gpu, graph, s->stream);
-    if (!driver) driver = gpu_timer_start(s->gpu, s->stream);
-    if (!driver) driver = gpu_graph_launch(s->gpu, graph, s->stream);
-    if (!driver) driver = gpu_timer_stop(s->gpu, s->stream);
-    if (!driver) driver = gpu_timer_read(s->gpu, &milliseconds);
-    *us = (double) milliseconds * 1e3 / s->calls;
-    return driver;
+    return bench_time_graph(s->gpu, s->stream, graph, s->calls, us);
 }
 
 static int sample_times(struct session *const s, struct bench_times *const times, char *const why,
@@ -373,14 +375,14 @@ static int sample_times(struct session *const s, struct bench_times *const times
         // Last, so that its results are what is looked at again.
         if (!driver) driver = time_graph(s, s->decode, &decode[i]);
     }
-    if (driver) return explain(driver, ATTN_OK, why, why_size);
-    times->limit_us = take_median(read + WARM_UPS, GPU_SAMPLES);
-    if (has_skip) times->dense_us = take_median(dense + WARM_UPS, GPU_SAMPLES);
+    if (driver) return bench_explain(driver, ATTN_OK, why, why_size);
+    times->limit_us = bench_take_median(read + WARM_UPS, GPU_SAMPLES);
+    if (has_skip) times->dense_us = bench_take_median(dense + WARM_UPS, GPU_SAMPLES);
     summarise(times, decode + WARM_UPS, GPU_SAMPLES);
     return 0;
 }
 
-static double read_clock(void)
+double bench_read_clock(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -392,9 +394,9 @@ static int time_launch(const struct session *const s,
                        enum attn_status (*const call)(const struct session *, int32_t),
                        double *const us, enum attn_status *const status)
 {
-    const double start = read_clock();
+    const double start = bench_read_clock();
     *status = call(s, 0);
-    *us = read_clock() - start;
+    *us = bench_read_clock() - start;
     return *status == ATTN_OK ? gpu_stream_sync(s->gpu, s->stream) : 0;
 }
 
@@ -407,10 +409,10 @@ static int sample_launches(struct session *const s, struct bench_times *const ti
         int driver = time_launch(s, call_decode, &decode[i], &status);
         if (!driver && status == ATTN_OK)
             driver = time_launch(s, call_probe, &smallest[i], &status);
-        if (explain(driver, status, why, why_size)) return -1;
+        if (bench_explain(driver, status, why, why_size)) return -1;
     }
-    times->host_us = take_median(decode, LAUNCH_SAMPLES);
-    times->launch_us = take_median(smallest, LAUNCH_SAMPLES);
+    times->host_us = bench_take_median(decode, LAUNCH_SAMPLES);
+    times->launch_us = bench_take_median(smallest, LAUNCH_SAMPLES);
     return 0;
 }
 
@@ -419,7 +421,7 @@ static int check_again(struct session *const s, char *const why, const size_t wh
 {
     const size_t bytes = s->o_bytes * (size_t) s->made->copies;
     const int driver = gpu_download(s->gpu, s->host_again, s->o, bytes);
-    if (driver) return explain(driver, ATTN_OK, why, why_size);
+    if (driver) return bench_explain(driver, ATTN_OK, why, why_size);
     if (!memcmp(s->host_o, s->host_again, bytes)) return 0;
     snprintf(why, why_size, "the timed calls gave other bits than the checked ones");
     return -1;
@@ -454,7 +456,7 @@ static enum bench_result run_session(struct session *const s, struct bench_times
                  2e-9 * (double) s->half);
         return BENCH_SKIPPED;
     }
-    if (explain(driver, ATTN_OK, why, why_size) || run_once(s, times, why, why_size) ||
+    if (bench_explain(driver, ATTN_OK, why, why_size) || run_once(s, times, why, why_size) ||
         check_heads(s->made, s->host_o, ATTN_CHECK_KERNEL, times, why, why_size) ||
         sample_times(s, times, why, why_size) || sample_launches(s, times, why, why_size) ||
         check_again(s, why, why_size))
@@ -489,7 +491,7 @@ static enum bench_result start_case(const struct attn_device *const device,
     memset(times, 0, sizeof(*times));
     memset(made, 0, sizeof(*made));
     const enum attn_status status = attn_decode_plan(device, &wanted, plan);
-    if (explain(0, status, why, why_size))
+    if (bench_explain(0, status, why, why_size))
         return status == ATTN_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED;
     snprintf(times->kernel, sizeof(times->kernel), "%s", plan->kernel);
     times->bytes = sum_bytes(shape, plan, 0.0);
@@ -520,7 +522,7 @@ enum bench_result bench_on_gpu(struct attn_device *const device, struct gpu *con
     struct attn_decode_plan plan = { .size = sizeof(plan) };
     struct gpu_description found;
     struct bench_case made;
-    if (explain(gpu_describe(gpu, &found), ATTN_OK, why, why_size)) return BENCH_FAILED;
+    if (bench_explain(gpu_describe(gpu, &found), ATTN_OK, why, why_size)) return BENCH_FAILED;
     const int32_t copies = count_copies(shape, found.l2_bytes);
     enum bench_result result =
         start_case(device, shape, copies, &made, &plan, times, why, why_size);
@@ -566,10 +568,10 @@ enum bench_result bench_on_host(struct attn_device *const device,
     if (result != BENCH_DONE) return result;
     for (int i = 0; i < HOST_SAMPLES && result == BENCH_DONE; i++) {
         struct execution execution;
-        const double start = read_clock();
+        const double start = bench_read_clock();
         if (execute_shape(device, &made, &execution, why, why_size) != ATTN_OK)
             result = BENCH_FAILED;
-        samples[i] = read_clock() - start;
+        samples[i] = bench_read_clock() - start;
         if (result == BENCH_DONE && !i &&
             check_heads(&made, execution.o, ATTN_CHECK_HOST, times, why, why_size))
             result = BENCH_FAILED;

@@ -46,4 +46,18 @@ enum bench_result bench_on_gpu(struct attn_device *device, struct gpu *gpu,
 enum bench_result bench_on_host(struct attn_device *device, const struct bench_shape *shape,
                                 struct bench_times *times, char *why, size_t why_size);
 
+// ---- what other benchmarks share
+
+// Sorts the samples.
+double bench_take_median(double *samples, int count);
+// Copies what went wrong first, of a driver call and of a call of the library; returns 0 if nothing
+// did.
+int bench_explain(int driver, enum attn_status status, char *why, size_t why_size);
+// Microseconds of one of the graph's calls in a replay. A replay before it keeps the GPU busy until
+// the host has enqueued the one that is timed. Returns 0, or what the driver did.
+int bench_time_graph(struct gpu *gpu, attn_stream stream, struct gpu_graph *graph, int32_t calls,
+                     double *us);
+// Microseconds.
+double bench_read_clock(void);
+
 #endif

@@ -9,11 +9,20 @@
 
 #include "attn/ctm.h"
 #include "attn/decode.h"
+#include "attn/prefill.h"
 #include "cli/safetensors.h"
 
 enum case_op {
     CASE_DECODE,
     CASE_CTM,
+    CASE_PREFILL,
+};
+
+// What a prefill case asks for: attn_prefill, or the original or its twin for its layout.
+enum case_kernel {
+    CASE_KERNEL_AUTO,
+    CASE_KERNEL_64,
+    CASE_KERNEL_128,
 };
 
 struct case_file {
@@ -24,11 +33,16 @@ struct case_file {
     struct attn_decode_params params;
     // The call of a ctm case on host pointers, without the same; all 0 otherwise.
     struct attn_ctm_params ctm;
+    // The call of a prefill case on host pointers, strides filled in, without what it writes; all 0
+    // otherwise. params is then that of no call.
+    struct attn_prefill_params prefill;
+    enum case_kernel kernel;
     // As written in the file; "": the target's. Of a ctm case: chunk, whatever the file has.
     char policy[32];
     // In o's shape, and in that without head_dim; NULL where the file has none.
     double *expected_o, *expected_lse;
-    // 1 if q is [batch, q_len, num_q_heads, head_dim] in the file, and o shall be, too.
+    // 1 if q is [batch, q_len, num_q_heads, head_dim] in the file, and o shall be, too. (0: without
+    // q_len; of a prefill case without batch.)
     int has_query_axis;
     // Copies of tensors that are not aligned in the file, and how many.
     void *copies[16];
@@ -45,10 +59,14 @@ int case_parse(struct case_file *loaded, const char *name, const void *bytes, si
                case_warn_fn warn, void *user, char *why);
 void case_free(struct case_file *loaded);
 
-// Elements of q and of o, and of lse.
+// Of decode and ctm: elements of q and of o, and of lse.
 size_t case_elements(const struct attn_decode_params *params);
 size_t case_rows(const struct attn_decode_params *params);
-// "decode", "ctm".
+// The shape of q in the file, and of o; returns its rank.
+int case_shape(const struct case_file *loaded, int64_t shape[4]);
+// Type of q and o.
+enum attn_dtype case_dtype(const struct case_file *loaded);
+// "decode", "ctm", "prefill".
 const char *case_op_name(enum case_op op);
 
 #endif

@@ -21,12 +21,14 @@ static void *alloc_aligned(const size_t bytes)
                : aligned_alloc(ALIGNMENT, (bytes / ALIGNMENT + 1) * ALIGNMENT);
 }
 
-// A call of either operation. Of a ctm call, `decode` is what it is as one of decode: sizes of
+// A call of one of the operations. Of a ctm call, `decode` is what it is as one of decode: sizes of
 // tensors are those of both.
 struct call {
-    bool is_ctm;
+    enum case_op op;
     struct attn_decode_params decode;
     struct attn_ctm_params ctm;
+    struct attn_prefill_params prefill;
+    enum case_kernel kernel;
     size_t workspace_bytes;
     int32_t num_counters;
 };
@@ -63,9 +65,9 @@ struct execute_ctm_sizes execute_find_ctm_sizes(const struct attn_ctm_params *co
 
 static void set_outputs(struct call *const call, const struct outputs *const to)
 {
-    call->decode.o = call->ctm.output = to->o;
-    call->decode.lse = to->lse;
-    call->decode.fault = call->ctm.fault = to->fault;
+    call->decode.o = call->ctm.output = call->prefill.o = to->o;
+    call->decode.lse = call->prefill.lse = to->lse;
+    call->decode.fault = call->ctm.fault = call->prefill.fault = to->fault;
     call->decode.dropped_blocks = call->ctm.dropped_pages = to->dropped;
     call->decode.workspace = call->workspace_bytes ? to->workspace : NULL;
     call->decode.workspace_bytes = call->workspace_bytes;
@@ -73,22 +75,48 @@ static void set_outputs(struct call *const call, const struct outputs *const to)
     call->decode.counters = call->ctm.semaphores = call->num_counters ? to->counters : NULL;
 }
 
+enum attn_status execute_prefill_enqueue(struct attn_device *const device,
+                                         const struct attn_prefill_params *const params,
+                                         const enum case_kernel kernel, const attn_stream stream)
+{
+    const bool paged = params->block_table;
+    if (kernel == CASE_KERNEL_AUTO) return attn_prefill(device, params, stream);
+    if (kernel == CASE_KERNEL_64)
+        return paged ? attn_prefill_paged_64(device, params, stream)
+                     : attn_prefill_64(device, params, stream);
+    return paged ? attn_prefill_fa128_paged(device, params, stream)
+                 : attn_prefill_fa128(device, params, stream);
+}
+
 static enum attn_status enqueue(struct attn_device *const device, struct call *const call,
                                 const attn_stream stream)
 {
+    if (call->op == CASE_PREFILL)
+        return execute_prefill_enqueue(device, &call->prefill, call->kernel, stream);
     call->ctm.stream = stream;
-    return call->is_ctm ? attn_ctm_run(device, &call->ctm)
-                        : attn_decode(device, &call->decode, stream);
+    return call->op == CASE_CTM ? attn_ctm_run(device, &call->ctm)
+                                : attn_decode(device, &call->decode, stream);
+}
+
+static size_t count_prefill_rows(const struct attn_prefill_params *const params)
+{
+    const size_t tokens = params->cu_seqlens ? (size_t) params->num_tokens
+                                             : (size_t) params->batch * (size_t) params->q_len;
+    return tokens * (size_t) params->num_q_heads;
 }
 
 static size_t count_o_bytes(const struct call *const call)
 {
+    if (call->op == CASE_PREFILL)
+        return count_prefill_rows(&call->prefill) * (size_t) call->prefill.head_dim *
+               attn_dtype_size(call->prefill.dtype);
     return case_elements(&call->decode) * attn_dtype_size(call->decode.q_dtype);
 }
 
 static size_t count_lse_bytes(const struct call *const call)
 {
-    return call->is_ctm ? 0 : case_rows(&call->decode) * sizeof(float);
+    if (call->op == CASE_PREFILL) return count_prefill_rows(&call->prefill) * sizeof(float);
+    return call->op == CASE_CTM ? 0 : case_rows(&call->decode) * sizeof(float);
 }
 
 static enum attn_status fail_memory(char *const why, const size_t why_size)
@@ -110,7 +138,9 @@ static enum attn_status fail_driver(const int code, char *const why, const size_
 static enum attn_status fail_library(const enum attn_status status, char *const why,
                                      const size_t why_size)
 {
-    snprintf(why, why_size, "%s", attn_last_error());
+    snprintf(why, why_size, "%s",
+             status == ATTN_DECLINED ? "the kernel of 128 query tokens declines this call"
+                                     : attn_last_error());
     return status;
 }
 
@@ -199,12 +229,29 @@ static void upload_ctm(struct buffers *const all, const struct attn_decode_param
                                           (size_t) to->skip_softmax_scale_table_length * word);
 }
 
+static void upload_prefill(struct buffers *const all, struct attn_prefill_params *const to)
+{
+    const size_t batch = (size_t) to->batch, word = sizeof(int32_t);
+    const size_t tokens = to->block_table ? (size_t) to->num_pages * (size_t) to->page_size
+                                          : batch * (size_t) to->kv_len;
+    const size_t element = attn_dtype_size(to->dtype);
+    const size_t keys = tokens * (size_t) to->k_token_stride * element;
+    to->q = upload(all, to->q, count_prefill_rows(to) * (size_t) to->head_dim * element);
+    to->k = upload(all, to->k, keys);
+    to->v = upload(all, to->v, keys);
+    to->block_table = upload(all, to->block_table, batch * (size_t) to->table_stride * word);
+    to->cu_seqlens = upload(all, to->cu_seqlens, (batch + 1) * word);
+    to->kv_lens = upload(all, to->kv_lens, batch * word);
+    to->q_offsets = upload(all, to->q_offsets, batch * word);
+    to->sinks = upload(all, to->sinks, (size_t) to->num_q_heads * sizeof(float));
+}
+
 static void make_outputs(struct buffers *const all, const struct call *const call,
                          const struct execution *const result, struct outputs *const to)
 {
     const size_t counters = (size_t) call->num_counters * sizeof(int32_t);
     to->o = make_buffer(all, NULL, POISON, count_o_bytes(call));
-    to->lse = call->is_ctm ? NULL : make_buffer(all, NULL, POISON, count_lse_bytes(call));
+    to->lse = call->op == CASE_CTM ? NULL : make_buffer(all, NULL, POISON, count_lse_bytes(call));
     to->fault = make_buffer(all, &result->fault, 0, sizeof(result->fault));
     to->dropped = make_buffer(all, &result->dropped, 0, sizeof(result->dropped));
     to->workspace =
@@ -231,7 +278,9 @@ static enum attn_status run_on_gpu(struct attn_device *const device, struct gpu 
     struct outputs outputs;
     attn_stream stream = NULL;
     enum attn_status status = ATTN_OK;
-    if (call->is_ctm)
+    if (call->op == CASE_PREFILL)
+        upload_prefill(&all, &call->prefill);
+    else if (call->op == CASE_CTM)
         upload_ctm(&all, &call->decode, &call->ctm);
     else
         upload_decode(&all, &call->decode);
@@ -259,12 +308,16 @@ static enum attn_status run_call(struct attn_device *const device, struct gpu *c
     result->fault = INT32_MAX;
     result->kernel = kernel;
     result->o = alloc_aligned(count_o_bytes(call));
-    result->lse = call->is_ctm ? NULL : alloc_aligned(count_lse_bytes(call));
-    if (!result->o || (!call->is_ctm && !result->lse))
+    result->lse = call->op == CASE_CTM ? NULL : alloc_aligned(count_lse_bytes(call));
+    if (!result->o || (call->op != CASE_CTM && !result->lse))
         status = fail_memory(why, why_size);
-    else if (gpu)
-        status = run_on_gpu(device, gpu, call, result, why, why_size);
     else
+        // Rows that no sequence has stay so.
+        memset(result->o, POISON, count_o_bytes(call));
+    if (result->lse) memset(result->lse, POISON, count_lse_bytes(call));
+    if (status == ATTN_OK && gpu)
+        status = run_on_gpu(device, gpu, call, result, why, why_size);
+    else if (status == ATTN_OK)
         status = run_on_host(device, call, result, why, why_size);
     if (status != ATTN_OK) execution_free(result);
     return status;
@@ -275,7 +328,7 @@ enum attn_status execute_decode(struct attn_device *const device, struct gpu *co
                                 struct execution *const result, char *const why,
                                 const size_t why_size)
 {
-    struct call call = { .is_ctm = false, .decode = *params };
+    struct call call = { .op = CASE_DECODE, .decode = *params };
     const struct attn_decode_shape shape = attn_decode_shape_of(params);
     struct attn_decode_plan plan = { .size = sizeof(plan) };
     memset(result, 0, sizeof(*result));
@@ -290,7 +343,7 @@ enum attn_status execute_ctm(struct attn_device *const device, struct gpu *const
                              const struct attn_ctm_params *const params,
                              struct execution *const result, char *const why, const size_t why_size)
 {
-    struct call call = { .is_ctm = true, .decode = attn_reference_ctm(params), .ctm = *params };
+    struct call call = { .op = CASE_CTM, .decode = attn_reference_ctm(params), .ctm = *params };
     const struct attn_decode_shape shape = attn_decode_shape_of(&call.decode);
     const struct execute_ctm_sizes sizes = execute_find_ctm_sizes(params);
     struct attn_decode_plan plan = { .size = sizeof(plan) };
@@ -302,10 +355,28 @@ enum attn_status execute_ctm(struct attn_device *const device, struct gpu *const
     return run_call(device, gpu, &call, plan.kernel, result, why, why_size);
 }
 
+enum attn_status execute_prefill(struct attn_device *const device, struct gpu *const gpu,
+                                 const struct attn_prefill_params *const params,
+                                 const enum case_kernel kernel, struct execution *const result,
+                                 char *const why, const size_t why_size)
+{
+    struct call call = { .op = CASE_PREFILL, .prefill = *params, .kernel = kernel };
+    struct attn_prefill_shape shape = attn_prefill_shape_of(params);
+    struct attn_prefill_plan plan = { .size = sizeof(plan) };
+    memset(result, 0, sizeof(*result));
+    shape.rows = kernel == CASE_KERNEL_AUTO ? 0 : kernel == CASE_KERNEL_64 ? 64 : 128;
+    // For the kernel's name alone. What has none, the call says itself.
+    if (attn_prefill_plan(device, &shape, &plan) != ATTN_OK) plan.kernel = "";
+    return run_call(device, gpu, &call, plan.kernel, result, why, why_size);
+}
+
 enum attn_status execute_case(struct attn_device *const device, struct gpu *const gpu,
                               const struct case_file *const loaded, struct execution *const result,
                               char *const why, const size_t why_size)
 {
+    if (loaded->op == CASE_PREFILL)
+        return execute_prefill(device, gpu, &loaded->prefill, loaded->kernel, result, why,
+                               why_size);
     return loaded->op == CASE_CTM
                ? execute_ctm(device, gpu, &loaded->ctm, result, why, why_size)
                : execute_decode(device, gpu, &loaded->params, result, why, why_size);

@@ -8,8 +8,9 @@
 #include "cli/gpu.h"
 
 struct execution {
-    // [batch, q_len, num_q_heads, head_dim] of q_dtype, and [batch, q_len, num_q_heads]; lse is
-    // NULL for ctm, which has none.
+    // [batch, q_len, num_q_heads, head_dim] of q_dtype, and [batch, q_len, num_q_heads]; of a
+    // ragged call [num_tokens, ...], where rows of no sequence are NaN. lse is NULL for ctm, which
+    // has none.
     void *o;
     float *lse;
     // Smallest index of a faulty sequence, or INT32_MAX.
@@ -30,11 +31,20 @@ enum attn_status execute_decode(struct attn_device *device, struct gpu *gpu,
 enum attn_status execute_ctm(struct attn_device *device, struct gpu *gpu,
                              const struct attn_ctm_params *params, struct execution *result,
                              char *why, size_t why_size);
+// The same for prefill. ATTN_DECLINED, too, with a sentence.
+enum attn_status execute_prefill(struct attn_device *device, struct gpu *gpu,
+                                 const struct attn_prefill_params *params, enum case_kernel kernel,
+                                 struct execution *result, char *why, size_t why_size);
 // Whichever the case is of.
 enum attn_status execute_case(struct attn_device *device, struct gpu *gpu,
                               const struct case_file *loaded, struct execution *result, char *why,
                               size_t why_size);
 void execution_free(struct execution *result);
+
+// Calls the entry that `kernel` stands for, for the layout of `params`.
+enum attn_status execute_prefill_enqueue(struct attn_device *device,
+                                         const struct attn_prefill_params *params,
+                                         enum case_kernel kernel, attn_stream stream);
 
 // Bytes of K as strides lay it out, the last page whole; V is alike.
 size_t execute_pool_bytes(const struct attn_decode_params *params);

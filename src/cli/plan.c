@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // `attn plan`: how a call would run on a target, and the time its bytes take there. Needs no GPU.
+#include "cli/plan.h"
 #include "cli/execute.h"
 #include "cli/shape.h"
 
@@ -24,7 +25,8 @@ struct plan_options {
 static void print_help(void)
 {
     printf(
-        "Usage: attn plan decode|ctm [options]\n\n"
+        "Usage: attn plan decode|ctm [options]\n"
+        "       attn plan prefill [options]; 'attn plan prefill --help' has them\n\n"
         "Shows the kernel, how the keys are cut, the launch, the workspace, and the time that reading\n"
         "the bytes takes at the target's memory bandwidth. Needs no GPU.\n\n" SHAPE_HELP
         "  --target NAME    one target; without it, every pack that is found\n"
@@ -102,9 +104,9 @@ static void add_ctm_sizes(json_t *const document, const struct attn_decode_plan 
 }
 
 // NULL after a sentence.
-static json_t *plan_device(const struct plan_options *const options,
-                           struct attn_device_open_params *const params)
+static json_t *plan_device(const void *const user, struct attn_device_open_params *const params)
 {
+    const struct plan_options *const options = user;
     const struct attn_decode_shape shape = shape_library(&options->shape);
     struct attn_device_info info = { .size = sizeof(info) };
     struct attn_decode_plan plan = { .size = sizeof(plan) };
@@ -125,50 +127,11 @@ static json_t *plan_device(const struct plan_options *const options,
     return document;
 }
 
-static void add_name(void *const user, const struct attn_target_info *const info)
-{
-    if (info->status == ATTN_OK) json_array_append_new(user, json_string(info->name));
-}
-
-// The plan of each target asked for; *failed if there was none for one of them.
-static json_t *plan_targets(const struct plan_options *const options, bool *const failed)
-{
-    json_t *const plans = json_array(), *const names = json_array();
-    size_t i;
-    json_t *name;
-    if (options->target)
-        json_array_append_new(names, json_string(options->target));
-    else if (attn_target_scan(NULL, 0, 0, add_name, names) != ATTN_OK)
-        cli_fail_library();
-    else if (!json_array_size(names))
-        cli_fail(
-            "no packs are found, so there is nothing to plan for; set ATTN_PACK_PATH to their folder");
-    *failed = !json_array_size(names);
-    json_array_foreach(names, i, name)
-    {
-        struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
-        params.kind = ATTN_DEVICE_TARGET;
-        params.target = json_string_value(name);
-        json_t *const document = plan_device(options, &params);
-        if (document)
-            json_array_append_new(plans, document);
-        else
-            *failed = true;
-    }
-    json_decref(names);
-    return plans;
-}
-
-static double get_number(const json_t *const object, const char *const key)
-{
-    return json_number_value(json_object_get(object, key));
-}
-
 static void print_plan(const enum case_op op, const json_t *const plan)
 {
     const char *const target = json_string_value(json_object_get(plan, "target"));
-    const int splits = (int) get_number(plan, "num_splits"),
-              chunk = (int) get_number(plan, "chunk_keys");
+    const int splits = (int) plan_number(plan, "num_splits"),
+              chunk = (int) plan_number(plan, "chunk_keys");
     printf("%s\n", target);
     printf("  kernel      %s\n", json_string_value(json_object_get(plan, "kernel")));
     printf("  partition   policy %s: ", json_string_value(json_object_get(plan, "splitk_policy")));
@@ -182,45 +145,39 @@ static void print_plan(const enum case_op op, const json_t *const plan)
     else
         printf("by length\n");
     printf("  launch      %.0f blocks of %.0f threads, %.0f bytes of shared memory each\n",
-           get_number(plan, "grid"), get_number(plan, "block"), get_number(plan, "smem_bytes"));
+           plan_number(plan, "grid"), plan_number(plan, "block"), plan_number(plan, "smem_bytes"));
     if (op == CASE_CTM)
         printf("  workspace   %.0f FP32 elements, %.0f semaphores; for any lengths and tables\n",
-               get_number(plan, "workspace_elems"), get_number(plan, "semaphore_elems"));
+               plan_number(plan, "workspace_elems"), plan_number(plan, "semaphore_elems"));
     else
-        printf("  workspace   %.0f bytes, %.0f counters\n", get_number(plan, "workspace_bytes"),
-               get_number(plan, "counters"));
+        printf("  workspace   %.0f bytes, %.0f counters\n", plan_number(plan, "workspace_bytes"),
+               plan_number(plan, "counters"));
     printf("  bytes       %.0f of K and V, %.0f of the rest; %.3g flops\n",
-           get_number(plan, "kv_bytes"), get_number(plan, "other_bytes"),
-           get_number(plan, "flops"));
-    if (get_number(plan, "memory_bandwidth_gbs") > 0.0)
-        printf("  limit       %.2f us at %.0f GB/s\n", get_number(plan, "limit_us"),
-               get_number(plan, "memory_bandwidth_gbs"));
+           plan_number(plan, "kv_bytes"), plan_number(plan, "other_bytes"),
+           plan_number(plan, "flops"));
+    if (plan_number(plan, "memory_bandwidth_gbs") > 0.0)
+        printf("  limit       %.2f us at %.0f GB/s\n", plan_number(plan, "limit_us"),
+               plan_number(plan, "memory_bandwidth_gbs"));
+}
+
+static void print_plans(const void *const user, const json_t *const plan)
+{
+    const struct plan_options *const options = user;
+    print_plan(options->shape.op, plan);
 }
 
 static int show_plans(const struct plan_options *const options)
 {
-    bool failed = false;
-    json_t *plans;
-    size_t i;
-    json_t *plan;
-    if (options->on_device) {
-        struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
-        params.kind = ATTN_DEVICE_ORDINAL;
-        json_t *const document = plan_device(options, &params);
-        plans = json_array();
-        failed = !document;
-        if (document) json_array_append_new(plans, document);
-    } else {
-        plans = plan_targets(options, &failed);
-    }
-    if (options->as_json) {
-        const int result = cli_print_json(
-            json_pack("{s:s, s:o}", "op", case_op_name(options->shape.op), "plans", plans));
-        return failed ? CLI_FAILED : result;
-    }
-    json_array_foreach(plans, i, plan) print_plan(options->shape.op, plan);
-    json_decref(plans);
-    return failed ? CLI_FAILED : CLI_FINE;
+    const struct plan_devices devices = {
+        .op = case_op_name(options->shape.op),
+        .target = options->target,
+        .on_device = options->on_device,
+        .as_json = options->as_json,
+        .plan = plan_device,
+        .print = print_plans,
+        .user = options,
+    };
+    return plan_all(&devices);
 }
 
 static int show_ctm_plans(const struct plan_options *const options)
@@ -268,6 +225,7 @@ int command_plan(const int argc, char **const argv)
     };
     struct plan_options plan = { .target = NULL };
     int option, result = CLI_FINE;
+    if (shape_is_prefill(argc, argv)) return plan_prefill(argc - 1, argv + 1);
     shape_init(&plan.shape);
     while (!result && (option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         if (option == 'h') {

@@ -56,10 +56,32 @@ static bool is_good(const struct verdict *const verdict)
     return !verdict->found.failed && !verdict->found.lse_failed;
 }
 
+static void check_prefill(struct run *const run)
+{
+    struct verdict *const oracle = &run->verdicts[0], *const expected = &run->verdicts[1];
+    struct attn_check_prefill call = { .params = &run->loaded.prefill,
+                                       .o = run->result.o,
+                                       .lse = run->result.lse };
+    *oracle = (struct verdict){ .standard = "definition", .done = true, .has_lse = true };
+    attn_check_prefill(&call, get_bound(run), &oracle->found);
+    if (!run->loaded.expected_o) return;
+    call.expected_o = run->loaded.expected_o;
+    call.expected_lse = run->loaded.expected_lse;
+    if (!call.expected_lse) call.lse = NULL;
+    *expected = (struct verdict){ .standard = "expected_o",
+                                  .done = true,
+                                  .has_lse = call.expected_lse != NULL };
+    attn_check_prefill(&call, get_bound(run), &expected->found);
+}
+
 static int check_result(struct run *const run)
 {
     const struct attn_decode_params *const params = &run->loaded.params;
     struct verdict *const oracle = &run->verdicts[0], *const expected = &run->verdicts[1];
+    if (run->loaded.op == CASE_PREFILL) {
+        check_prefill(run);
+        return CLI_FINE;
+    }
     oracle->standard = "definition";
     oracle->has_lse = run->result.lse != NULL;
     if (attn_check_decode(params, run->result.o, run->result.lse, get_bound(run), &oracle->found))
@@ -77,26 +99,17 @@ static int check_result(struct run *const run)
 
 static int write_output(struct run *const run)
 {
-    const struct attn_decode_params *const params = &run->loaded.params;
-    const size_t elements = case_elements(params);
+    const enum attn_dtype dtype = case_dtype(&run->loaded);
     struct safetensors_tensor tensors[2] = {
         { .name = "o",
-          .dtype = params->q_dtype == ATTN_DTYPE_BF16 ? "BF16" : "F16",
+          .dtype = dtype == ATTN_DTYPE_BF16 ? "BF16" : "F16",
           .data = run->result.o,
-          .bytes = elements * attn_dtype_size(params->q_dtype) },
-        { .name = "lse",
-          .dtype = "F32",
-          .data = run->result.lse,
-          .bytes = case_rows(params) * sizeof(float) },
+          .bytes = attn_dtype_size(dtype) },
+        { .name = "lse", .dtype = "F32", .data = run->result.lse, .bytes = sizeof(float) },
     };
     for (int i = 0; i < 2; i++) {
-        int64_t *const shape = tensors[i].shape;
-        int rank = 0;
-        shape[rank++] = params->batch;
-        if (run->loaded.has_query_axis) shape[rank++] = params->q_len;
-        shape[rank++] = params->num_q_heads;
-        if (!i) shape[rank++] = params->head_dim;
-        tensors[i].rank = rank;
+        tensors[i].rank = case_shape(&run->loaded, tensors[i].shape) - i;
+        for (int d = 0; d < tensors[i].rank; d++) tensors[i].bytes *= (size_t) tensors[i].shape[d];
     }
     char why[SAFETENSORS_WHY_SIZE];
     json_t *const metadata = json_pack("{s:s, s:s, s:s, s:s, s:s}", "format", "attn-result",
@@ -126,9 +139,41 @@ static json_t *describe_verdict(const struct verdict *const verdict)
     return object;
 }
 
-static int print_json(const struct run *const run, const bool good)
+// Of decode and ctm.
+static json_t *describe_decode(const struct run *const run)
 {
     const struct attn_decode_params *const params = &run->loaded.params;
+    json_t *const dropped =
+        params->skip_table ? json_integer((json_int_t) run->result.dropped) : json_null();
+    return json_pack("{s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s, s:s, s:o}", "batch",
+                     (int) params->batch, "q_len", (int) params->q_len, "tree_mask",
+                     params->tree_mask != NULL, "num_q_heads", (int) params->num_q_heads,
+                     "num_kv_heads", (int) params->num_kv_heads, "head_dim", (int) params->head_dim,
+                     "page_size", (int) params->page_size, "q_dtype",
+                     attn_dtype_name(params->q_dtype), "kv_dtype",
+                     attn_dtype_name(params->kv_dtype), "dropped_pages", dropped);
+}
+
+// page_size 0: contiguous; q_len, kv_len and q_offset null where sequences differ.
+static json_t *describe_prefill(const struct run *const run)
+{
+    const struct attn_prefill_params *const params = &run->loaded.prefill;
+    const bool differ = params->cu_seqlens;
+    json_t *const described =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:s, s:b, s:i}", "batch", (int) params->batch,
+                  "num_q_heads", (int) params->num_q_heads, "num_kv_heads",
+                  (int) params->num_kv_heads, "head_dim", (int) params->head_dim, "page_size",
+                  (int) params->page_size, "dtype", attn_dtype_name(params->dtype), "causal",
+                  params->causal, "window", (int) params->window);
+    json_object_set_new(described, "q_len", differ ? json_null() : json_integer(params->q_len));
+    json_object_set_new(described, "kv_len", differ ? json_null() : json_integer(params->kv_len));
+    json_object_set_new(described, "q_offset",
+                        differ ? json_null() : json_integer(params->q_offset));
+    return described;
+}
+
+static int print_json(const struct run *const run, const bool good)
+{
     struct attn_device_info info = { .size = sizeof(info) };
     json_t *const checks = json_array();
     attn_device_describe(run->device, &info);
@@ -137,19 +182,16 @@ static int print_json(const struct run *const run, const bool good)
             json_array_append_new(checks, describe_verdict(&run->verdicts[i]));
     json_t *const fault =
         run->result.fault == INT32_MAX ? json_null() : json_integer(run->result.fault);
-    json_t *const dropped =
-        params->skip_table ? json_integer((json_int_t) run->result.dropped) : json_null();
-    return cli_print_json(
-        json_pack("{s:b, s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:i, s:i, s:i, s:i, s:s, s:s, s:o, "
-                  "s:o, s:o}",
-                  "ok", good, "file", run->options.file, "op", case_op_name(run->loaded.op),
-                  "device", info.name, "kernel", run->result.kernel, "batch", (int) params->batch,
-                  "q_len", (int) params->q_len, "tree_mask", params->tree_mask != NULL,
-                  "num_q_heads", (int) params->num_q_heads, "num_kv_heads",
-                  (int) params->num_kv_heads, "head_dim", (int) params->head_dim, "page_size",
-                  (int) params->page_size, "q_dtype", attn_dtype_name(params->q_dtype), "kv_dtype",
-                  attn_dtype_name(params->kv_dtype), "fault_sequence", fault, "dropped_pages",
-                  dropped, "checks", checks));
+    json_t *const document =
+        json_pack("{s:b, s:s, s:s, s:s, s:s, s:o}", "ok", good, "file", run->options.file, "op",
+                  case_op_name(run->loaded.op), "device", info.name, "kernel", run->result.kernel,
+                  "fault_sequence", fault);
+    json_t *const call =
+        run->loaded.op == CASE_PREFILL ? describe_prefill(run) : describe_decode(run);
+    json_object_update(document, call);
+    json_decref(call);
+    json_object_set_new(document, "checks", checks);
+    return cli_print_json(document);
 }
 
 // "[sequence][token][head][dim]", as o is indexed in the file.
@@ -157,6 +199,15 @@ static void format_worst(const struct run *const run, const struct attn_check *c
                          char *const text, const size_t size)
 {
     char token[16] = "";
+    const struct attn_prefill_params *const prefill = &run->loaded.prefill;
+    // With pages q is all tokens of all sequences.
+    if (prefill->block_table) {
+        const int64_t first =
+            attn_reference_prefill_span(prefill, found->worst_sequence).first_token;
+        snprintf(text, size, "[%lld][%d][%d]", (long long) first + found->worst_token,
+                 found->worst_head, found->worst_dim);
+        return;
+    }
     if (run->loaded.has_query_axis) snprintf(token, sizeof(token), "[%d]", found->worst_token);
     snprintf(text, size, "[%d]%s[%d][%d]", found->worst_sequence, token, found->worst_head,
              found->worst_dim);
@@ -200,12 +251,28 @@ static int64_t count_pages(const struct attn_decode_params *const params)
     return pages * params->num_kv_heads;
 }
 
-static void print_readable(const struct run *const run)
+static void print_prefill(const struct run *const run)
+{
+    const struct attn_prefill_params *const params = &run->loaded.prefill;
+    char pages[32] = "contiguous";
+    if (params->block_table) snprintf(pages, sizeof(pages), "page %d", params->page_size);
+    printf("%-11s ", case_op_name(run->loaded.op));
+    if (params->cu_seqlens)
+        printf("%d sequences of %d query tokens together", params->batch, params->num_tokens);
+    else
+        printf("%d sequences of %d query tokens at %d, and %d keys", params->batch, params->q_len,
+               params->q_offset, params->kv_len);
+    printf(", %d/%d heads, head_dim %d, %s, %s%s", params->num_q_heads, params->num_kv_heads,
+           params->head_dim, pages, attn_dtype_name(params->dtype),
+           params->causal ? ", causal" : ", not causal");
+    if (params->window) printf(", window %d", params->window);
+    printf("\n");
+}
+
+static void print_decode(const struct run *const run)
 {
     const struct attn_decode_params *const params = &run->loaded.params;
-    struct attn_device_info info = { .size = sizeof(info) };
     int32_t longest = 0;
-    attn_device_describe(run->device, &info);
     for (int32_t i = 0; i < params->batch; i++)
         if (params->seq_lens[i] > longest) longest = params->seq_lens[i];
     printf(
@@ -216,6 +283,17 @@ static void print_readable(const struct run *const run)
     if (params->q_len > 1)
         printf("tokens      %d a sequence, %s\n", params->q_len,
                params->tree_mask ? "with a tree mask" : "causal");
+}
+
+static void print_readable(const struct run *const run)
+{
+    const struct attn_decode_params *const params = &run->loaded.params;
+    struct attn_device_info info = { .size = sizeof(info) };
+    attn_device_describe(run->device, &info);
+    if (run->loaded.op == CASE_PREFILL)
+        print_prefill(run);
+    else
+        print_decode(run);
     printf("device      %s\nkernel      %s\n", info.name, run->result.kernel);
     if (params->skip_table)
         printf("dropped     %lld of %lld pages of a KV head, by skip-softmax\n",
@@ -252,9 +330,16 @@ static int report(struct run *const run)
         result = print_json(run, good);
     else
         print_readable(run);
+    const bool is_prefill = run->loaded.op == CASE_PREFILL;
+    if (run->result.fault != INT32_MAX && is_prefill)
+        cli_fail(
+            "%s: sequence %d has entries of cu_seqlens that fall or leave q, a length below 0 or "
+            "past its page table, or a page id outside the pool among the keys that it sees; "
+            "such entries are clamped, and such keys count as absent",
+            run->options.file, run->result.fault);
     const char *const fewer =
         run->loaded.params.q_len > 1 ? ", of fewer keys than query tokens," : "";
-    if (run->result.fault != INT32_MAX)
+    if (run->result.fault != INT32_MAX && !is_prefill)
         cli_fail(
             "%s: sequence %d has a length below 0%s or past its page table, or a page id outside the "
             "pool among its attended keys; such keys count as absent",

@@ -3,6 +3,7 @@
 // look at filled with NaN and wild page ids.
 #include "cli/random.h"
 #include "cli/safetensors.h"
+#include "cli/sample_prefill.h"
 #include "cli/shape.h"
 #include "cli/tree.h"
 #include "host/reference.h"
@@ -61,7 +62,8 @@ struct sample {
 static void print_help(void)
 {
     printf(
-        "Usage: attn sample decode|ctm [options] -o FILE\n\n"
+        "Usage: attn sample decode|ctm [options] -o FILE\n"
+        "       attn sample prefill [options] -o FILE; 'attn sample prefill --help' has them\n\n"
         "Writes a well-formed case: normally distributed q, K and V, pages in random order, NaN in every\n"
         "slot that no query token attends. A length below --q-len becomes 0.\n\n"
         "  -o, --output F   the file\n" SHAPE_HELP
@@ -445,6 +447,7 @@ int command_sample(const int argc, char **const argv)
     };
     struct sample sample = { .seed = 1 };
     int option, result = CLI_FINE;
+    if (shape_is_prefill(argc, argv)) return sample_prefill(argc - 1, argv + 1);
     shape_init(&sample.shape);
     while (!result && (option = getopt_long(argc, argv, "ho:", options, NULL)) != -1) {
         if (option == 'h') {

@@ -48,8 +48,8 @@ static bool read_pair(const char *const text, const char separator, const int64_
     return true;
 }
 
-static int read_number(const char *const command, const char *const name, const char *const text,
-                       const int32_t min, const int32_t max, int32_t *const value)
+int shape_read_number(const char *const command, const char *const name, const char *const text,
+                      const int32_t min, const int32_t max, int32_t *const value)
 {
     int64_t number;
     if (!cli_read_int(text, min, max, &number))
@@ -59,16 +59,23 @@ static int read_number(const char *const command, const char *const name, const 
     return CLI_FINE;
 }
 
+bool shape_is_prefill(const int argc, char *const *const argv)
+{
+    return argc > 1 && !strcmp(argv[1], "prefill");
+}
+
 int shape_read(struct shape_options *const shape, const char *const command, const int option,
                const char *const argument)
 {
     const int32_t any = INT32_MAX, tokens = ATTN_DECODE_MAX_Q_LEN;
     switch (option) {
-    case SHAPE_BATCH: return read_number(command, "batch", argument, 0, any, &shape->batch);
-    case SHAPE_Q_LEN: return read_number(command, "q-len", argument, 1, tokens, &shape->q_len);
-    case SHAPE_DIM: return read_number(command, "dim", argument, 1, any, &shape->head_dim);
-    case SHAPE_PAGE: return read_number(command, "page", argument, 1, any, &shape->page_size);
-    case SHAPE_WINDOW: return read_number(command, "window", argument, 0, any, &shape->window);
+    case SHAPE_BATCH: return shape_read_number(command, "batch", argument, 0, any, &shape->batch);
+    case SHAPE_Q_LEN:
+        return shape_read_number(command, "q-len", argument, 1, tokens, &shape->q_len);
+    case SHAPE_DIM: return shape_read_number(command, "dim", argument, 1, any, &shape->head_dim);
+    case SHAPE_PAGE: return shape_read_number(command, "page", argument, 1, any, &shape->page_size);
+    case SHAPE_WINDOW:
+        return shape_read_number(command, "window", argument, 0, any, &shape->window);
     case SHAPE_HEADS:
         if (strchr(argument, '/') &&
             read_pair(argument, '/', 1, &shape->num_q_heads, &shape->num_kv_heads))
@@ -110,8 +117,10 @@ int shape_finish(struct shape_options *const shape, const char *const command, c
 {
     if (argc == 1 && !strcmp(argv[0], "ctm"))
         shape->op = CASE_CTM;
+    else if (argc == 1 && !strcmp(argv[0], "prefill"))
+        return cli_usage(command, "prefill has options of its own: it comes before them");
     else if (argc != 1 || strcmp(argv[0], "decode"))
-        return cli_usage(command, "one operation is needed: decode or ctm");
+        return cli_usage(command, "one operation is needed: decode, ctm or prefill");
     if (shape->op == CASE_CTM && finish_ctm(shape, command)) return CLI_USAGE;
     if (!shape->q_dtype) shape->q_dtype = ATTN_DTYPE_BF16;
     if (!shape->page_size) shape->page_size = 16;

@@ -62,6 +62,12 @@ int shape_read(struct shape_options *shape, const char *command, int option, con
 // sentence.
 int shape_finish(struct shape_options *shape, const char *command, int argc, char *const *argv);
 
+// A whole number, "--name" of `command`. CLI_FINE, or CLI_USAGE after a sentence.
+int shape_read_number(const char *command, const char *name, const char *text, int32_t min,
+                      int32_t max, int32_t *value);
+// Whether the first argument after the command's name is "prefill", which has options of its own.
+bool shape_is_prefill(int argc, char *const *argv);
+
 // Names as in --dtype.
 bool shape_read_dtype(const char *text, enum attn_dtype *dtype);
 

@@ -23,11 +23,6 @@ struct limits {
     bool kernel;
 };
 
-// Which row: of o it is row (sequence * q_len + token) * num_q_heads + head.
-struct place {
-    int32_t sequence, token, head;
-};
-
 // What is compared with what.
 struct comparison {
     const struct attn_decode_params *params;
@@ -103,8 +98,8 @@ static bool is_placed(const struct limits *limits, double value, double exact, d
     return value == value && (value > 0) == (exact > 0) && __builtin_fabs(exact) + bound >= largest;
 }
 
-static void note_worst(struct tally *tally, const struct place *place, int32_t dim, double value,
-                       double exact)
+static void note_worst(struct tally *tally, const struct attn_check_place *place, int32_t dim,
+                       double value, double exact)
 {
     struct attn_check *const check = tally->check;
     check->worst_sequence = place->sequence;
@@ -116,8 +111,8 @@ static void note_worst(struct tally *tally, const struct place *place, int32_t d
 }
 
 static void compare_o(struct tally *tally, const struct limits *limits,
-                      const struct attn_reference_row *row, const struct place *place, int32_t dim,
-                      double value, double exact)
+                      const struct attn_reference_row *row, const struct attn_check_place *place,
+                      int32_t dim, double value, double exact)
 {
     struct attn_check *const check = tally->check;
     const double bound = bound_o(limits, row, dim, exact);
@@ -164,7 +159,7 @@ static double root(double x)
 }
 
 static void find_leak(struct leak *leak, const struct attn_decode_params *params,
-                      const struct place *place)
+                      const struct attn_check_place *place)
 {
     double o[MAX_HEAD_DIM];
     struct attn_reference_row row = { .o = o };
@@ -180,7 +175,7 @@ static void find_leak(struct leak *leak, const struct attn_decode_params *params
 // True for a kernel's NaN that may come from what another query token attends. That of `leak` is
 // found out when it is asked for: all tokens of the head have to be looked at.
 static bool is_leaked(const struct limits *limits, struct leak *leak, const bool *which,
-                      const struct attn_decode_params *params, const struct place *place,
+                      const struct attn_decode_params *params, const struct attn_check_place *place,
                       double value, double exact)
 {
     if (!limits->kernel || params->q_len == 1 || value == value || exact != exact) return false;
@@ -189,7 +184,7 @@ static bool is_leaked(const struct limits *limits, struct leak *leak, const bool
 }
 
 static void compare_row(struct tally *tally, const struct limits *limits,
-                        const struct comparison *comparison, const struct place *place,
+                        const struct comparison *comparison, const struct attn_check_place *place,
                         const uint8_t *dropped, struct leak *leak)
 {
     const struct attn_decode_params *const p = comparison->params;
@@ -225,7 +220,7 @@ static int compare_head(struct tally *tally, const struct limits *limits,
     for (int32_t h = kv_head * ratio; h < (kv_head + 1) * ratio; h++) {
         struct leak leak = { .is_known = false };
         for (int32_t token = 0; token < p->q_len; token++) {
-            const struct place place = { sequence, token, h };
+            const struct attn_check_place place = { sequence, token, h };
             compare_row(tally, limits, comparison, &place, dropped, &leak);
         }
     }
@@ -272,4 +267,91 @@ int attn_check_decode_head(const struct attn_decode_params *params, int32_t sequ
     if (compare_head(&tally, &limits, &comparison, sequence, kv_head)) return -1;
     finish_tally(&tally);
     return 0;
+}
+
+// ---- prefill
+
+static void find_prefill_leak(struct leak *leak, const struct attn_prefill_params *params,
+                              const struct attn_check_place *place, int32_t q_len)
+{
+    double o[MAX_HEAD_DIM];
+    struct attn_reference_row row = { .o = o };
+    memset(leak, 0, sizeof(*leak));
+    leak->is_known = true;
+    for (int32_t token = 0; token < q_len; token++) {
+        attn_reference_prefill_row(params, place->sequence, token, place->head, &row);
+        for (int32_t d = 0; d < params->head_dim; d++) leak->o[d] |= !is_finite(o[d]);
+        leak->lse |= !(row.lse < INFINITE);
+    }
+}
+
+// As is_leaked; `leak` is of the place's sequence and head.
+static bool is_prefill_leaked(const struct limits *limits, struct leak *leak, const bool *which,
+                              const struct attn_prefill_params *params,
+                              const struct attn_check_place *place, int32_t q_len, double value,
+                              double exact)
+{
+    if (!limits->kernel || q_len == 1 || value == value || exact != exact) return false;
+    if (!leak->is_known) find_prefill_leak(leak, params, place, q_len);
+    return *which;
+}
+
+static void compare_prefill_row(struct tally *tally, const struct limits *limits,
+                                const struct attn_check_prefill *call,
+                                const struct attn_check_place *place, struct leak *leak)
+{
+    const struct attn_prefill_params *const p = call->params;
+    const struct attn_prefill_span span = attn_reference_prefill_span(p, place->sequence);
+    double exact_o[MAX_HEAD_DIM], weighted[MAX_HEAD_DIM], plain[MAX_HEAD_DIM];
+    struct attn_reference_row row = { .o = exact_o, .weighted_abs = weighted, .plain_abs = plain };
+    const int64_t index = (span.first_token + place->token) * p->num_q_heads + place->head;
+    const int64_t first = index * p->head_dim;
+    attn_reference_prefill_row(p, place->sequence, place->token, place->head, &row);
+    for (int32_t d = 0; d < p->head_dim; d++) {
+        const double value = attn_load(call->o, first + d, p->dtype);
+        const double exact = call->expected_o ? call->expected_o[first + d] : exact_o[d];
+        const bool leaked =
+            is_prefill_leaked(limits, leak, &leak->o[d], p, place, span.q_len, value, exact);
+        compare_o(tally, limits, &row, place, d, leaked ? exact : value, exact);
+    }
+    if (!call->lse) return;
+    const double value = call->lse[index];
+    const double exact = call->expected_lse ? call->expected_lse[index] : row.lse;
+    const bool leaked =
+        is_prefill_leaked(limits, leak, &leak->lse, p, place, span.q_len, value, exact);
+    compare_lse(tally->check, limits, &row, leaked ? exact : value, exact);
+}
+
+void attn_check_prefill(const struct attn_check_prefill *call, enum attn_check_bound bound,
+                        struct attn_check *check)
+{
+    const struct attn_prefill_params *const p = call->params;
+    const struct limits limits = find_limits(p->dtype, p->dtype, bound);
+    struct tally tally = { .check = check };
+    memset(check, 0, sizeof(*check));
+    for (int32_t sequence = 0; sequence < p->batch; sequence++) {
+        const int32_t q_len = attn_reference_prefill_span(p, sequence).q_len;
+        for (int32_t head = 0; head < p->num_q_heads; head++) {
+            struct leak leak = { .is_known = false };
+            for (int32_t token = 0; token < q_len; token++) {
+                const struct attn_check_place place = { sequence, token, head };
+                compare_prefill_row(&tally, &limits, call, &place, &leak);
+            }
+        }
+    }
+    finish_tally(&tally);
+}
+
+void attn_check_prefill_rows(const struct attn_check_prefill *call,
+                             const struct attn_check_place *places, int32_t count,
+                             enum attn_check_bound bound, struct attn_check *check)
+{
+    const struct limits limits = find_limits(call->params->dtype, call->params->dtype, bound);
+    struct tally tally = { .check = check };
+    memset(check, 0, sizeof(*check));
+    for (int32_t i = 0; i < count; i++) {
+        struct leak leak = { .is_known = false };
+        compare_prefill_row(&tally, &limits, call, &places[i], &leak);
+    }
+    finish_tally(&tally);
 }

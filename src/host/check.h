@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Holds a result of decode against the definition: the error bound of include/attn/decode.h.
+// Holds a result of decode or prefill against the definition: the error bound of
+// include/attn/decode.h.
 #ifndef ATTN_HOST_CHECK_H
 #define ATTN_HOST_CHECK_H
 
+#include "host/prefill.h"
 #include "host/reference.h"
 
 struct attn_check {
@@ -21,8 +23,8 @@ struct attn_check {
 };
 
 enum attn_check_bound {
-    // A kernel: FP32 scores and sums, P and o rounded to q's type; and with q_len > 1 the NaN that
-    // one query token's keys may hand to the others.
+    // A kernel: FP32 scores and sums, P and o rounded to q's type; and with more than one query
+    // token the NaN that one's keys may hand to the others of its sequence.
     ATTN_CHECK_KERNEL = 1,
     // The host executor: u |exact| + 2^-20 A.
     ATTN_CHECK_HOST = 2,
@@ -46,5 +48,29 @@ int attn_check_decode_expected(const struct attn_decode_params *params, const vo
 int attn_check_decode_head(const struct attn_decode_params *params, int32_t sequence,
                            int32_t kv_head, const void *o, const float *lse,
                            enum attn_check_bound bound, struct attn_check *check);
+
+// What a call of prefill gave, and what it is held against.
+struct attn_check_prefill {
+    // As attn_reference_prefill_row wants them; o and lse are not read.
+    const struct attn_prefill_params *params;
+    const void *o;
+    // NULL: not looked at.
+    const float *lse;
+    // As in attn_check_decode_expected; NULL: the definition.
+    const double *expected_o, *expected_lse;
+};
+
+// A row of a call; of o it is row first_token * num_q_heads + head of its sequence's tokens.
+struct attn_check_place {
+    int32_t sequence, token, head;
+};
+
+// All rows of all sequences. worst_token counts from the sequence's first.
+void attn_check_prefill(const struct attn_check_prefill *call, enum attn_check_bound bound,
+                        struct attn_check *check);
+// These alone.
+void attn_check_prefill_rows(const struct attn_check_prefill *call,
+                             const struct attn_check_place *places, int32_t count,
+                             enum attn_check_bound bound, struct attn_check *check);
 
 #endif

@@ -63,16 +63,23 @@ def needed(library):
     return {n for n in read_needed(library) if not SANITIZER.search(n) and not LOADER.match(n)}
 
 
-# Bytes that a lane may spill, by the end of the row's name. Others may not spill at all: in the loop
-# over leaves it costs as much of L2 as K and V.
-SPILLS = {"_d128": 8, "_e4m3_d128": 16, "_d128_r16": 24, "_e4m3_d128_r16": 144, "_d512": 96}
+# Bytes that a lane of a kernel may spill, by the end of its name. Others may not spill at all: in
+# the loop over leaves it costs as much of L2 as K and V.
+SPILLS = {"_d128": 8, "_e4m3_d128": 16, "_d128_r16": 24, "_e4m3_d128_r16": 144, "_d512": 96,
+          # All heads of a KV head in one lane.
+          "_d64_r16_skip": 16, "_d128_r16_skip": 24, "_e4m3_d128_r16_skip": 144, "_d256_r16_skip": 8,
+          "_d512_r16_skip": 336,
+          # In the warps that copy.
+          "_d64_r192": 8}
 
 
 def check_ptxas(target, row, report, limit):
     text = report.read_text(encoding="utf-8")
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]
     expect(spills, f"{target}: {report.name} says nothing of spills")
-    allowed = max((most for end, most in SPILLS.items() if row.endswith(end)), default=0)
+    prefill = row.startswith("prefill") and not row.endswith("_r192")
+    allowed = max((most for end, most in SPILLS.items() if not prefill and row.endswith(end)),
+                  default=0)
     expect(max(spills, default=0) <= allowed,
            f"{target}: {row} spills {spills} bytes, more than {allowed}")
     expect("C75" not in text, f"{target}: {report.name} has a C75xx line")
@@ -122,27 +129,32 @@ def check_paths(root, library):
 
 # What the system takes of an SM's shared memory for each block, in bytes.
 RESERVED_SMEM = 1024
-SMEM_ARGUMENTS = ["head_dim", "kv_bytes", "rows", "tile", "warps", "stages", "levels"]
+PREFILL_ARGUMENTS = ["head_dim", "rows", "tile", "warps", "stages"]
+SMEM_ARGUMENTS = ["head_dim", "kv_bytes", "rows", "tile", "warps", "stages", "levels", "ahead"]
 
 
 def read_rows(path):
-    """Name -> (key -> value), of decode kernels."""
+    """Name -> (key -> value), of kernels of attention."""
     rows = {}
     for name, words in read_conf(path).items():
         row = dict(word.split("=") for word in words.split()[1:])
-        if row["op"] == "decode":
+        if row["op"] in ("decode", "prefill"):
             rows[name] = {**row, "kv_bytes": 1 if row["kv"] == "e4m3" else 2}
     return rows
 
 
 def count_smem(root, rows):
     """Bytes of a block of each row, as the library counts them."""
-    calls = [", ".join(str(row.get(key, 0)) for key in SMEM_ARGUMENTS) for row in rows]
-    prints = "".join(f'printf("%d\\n", attn_decode_smem_bytes({call}));' for call in calls)
+    prints = ""
+    for row in rows:
+        keys = PREFILL_ARGUMENTS if row["op"] == "prefill" else SMEM_ARGUMENTS
+        call = ", ".join(str(row.get(key, 0)) for key in keys)
+        prints += f'printf("%d\\n", attn_{row["op"]}_smem_bytes({call}));'
     with tempfile.TemporaryDirectory() as folder:
         source, program = pathlib.Path(folder, "smem.c"), pathlib.Path(folder, "smem")
         source.write_text(
-            '#include "kernels/decode/decode_params.h"\n#include <stdio.h>\n'
+            '#include "kernels/decode/decode_params.h"\n'
+            '#include "kernels/prefill/prefill_params.h"\n#include <stdio.h>\n'
             f"int main(void) {{ {prints} return 0; }}\n"
         )
         compiler = os.environ.get("CC", "cc").split()
@@ -171,9 +183,11 @@ def check_blocks(root, targets):
         # An SM has that of the largest block, and what the system takes of it.
         room = int(chip["smem_per_block"]) + RESERVED_SMEM
         for name, row in rows.items():
-            per_sm, smem = int(row.get("per_sm", 0)), next(sizes)
+            prefill = row["op"] == "prefill"
+            # Of prefill, what the kernel's registers allow, and 1 unless it says so.
+            per_sm, smem = int(row.get("per_sm", prefill)), next(sizes)
             expect(per_sm >= 1, f"{target}: {name} has no per_sm")
-            expect(int(row.get("levels", -1)) >= 0, f"{target}: {name} has no levels")
+            expect(prefill or int(row.get("levels", -1)) >= 0, f"{target}: {name} has no levels")
             taken = per_sm * (smem + RESERVED_SMEM)
             expect(
                 taken <= room,

@@ -5,6 +5,7 @@
 import csv
 import io
 import json
+import math
 import os
 import pathlib
 import struct
@@ -62,22 +63,35 @@ class Usage(Program):
             done = self.expect(0, command, "--help")
             self.assertTrue(done.stdout.startswith(f"Usage: attn {command}"), done.stdout)
             self.assertEqual(done.stderr, "")
+        for command in ("plan", "sample", "bench"):
+            done = self.expect(0, command, "prefill", "--help")
+            self.assertTrue(done.stdout.startswith(f"Usage: attn {command} prefill"), done.stdout)
 
     def test_wrong_usage_is_2(self):
         for arguments in ((), ("nonsense",), ("--nonsense",), ("info", "x"), ("check", "--x"), ("run",),
                           ("run", "a", "b"), ("run", CASE, "--device", "tpu"), ("run", CASE, "--lse"),
-                          ("plan",), ("plan", "prefill"), ("plan", "decode", "--heads", "24"),
+                          ("plan",), ("plan", "tiled"), ("plan", "decode", "--heads", "24"),
                           ("plan", "decode", "--heads", "7/2"), ("plan", "decode", "--batch", "-1"),
                           ("plan", "decode", "--len", "5:1"), ("plan", "decode", "--policy", "maybe"),
                           ("plan", "decode", "--dtype", "e4m3"), ("sample", "decode"),
-                          ("sample", "decode", "-o"), ("bench", "prefill"), ("bench", "--shape", "no such"),
+                          ("sample", "decode", "-o"), ("bench", "tiled"), ("bench", "--shape", "no such"),
                           ("bench", "ctm", "--set", "tree"), ("bench", "ctm", "--shapes", "shapes.json"),
                           ("plan", "ctm", "--policy", "chunk"), ("plan", "ctm", "--page", "64"),
                           ("plan", "ctm", "--dtype", "bf16"), ("plan", "decode", "--q-len", "0"),
                           ("plan", "decode", "--q-len", "129"), ("plan", "decode", "ctm"),
                           ("bench", "--device", "auto"), ("bench", "--set", "none"),
                           ("bench", "--policy", "maybe"),
-                          ("bench", "--set", "all", "--shapes", "shapes.json")):
+                          ("bench", "--set", "all", "--shapes", "shapes.json"),
+                          ("plan", "decode", "prefill"), ("plan", "prefill", "x"),
+                          ("plan", "prefill", "--kernel", "96"), ("plan", "prefill", "--heads", "7/2"),
+                          ("plan", "prefill", "--device", "--target", "hopper"),
+                          ("plan", "prefill", "--contiguous", "--len", "5:9"), ("sample", "prefill"),
+                          ("sample", "prefill", "-o", "x", "--page", "0"),
+                          ("sample", "prefill", "-o", "x", "--batch", "2", "--kernel", "64"),
+                          ("sample", "prefill", "-o", "x", "--dtype", "e4m3"),
+                          ("sample", "prefill", "-o", "x", "--policy", "chunk"),
+                          ("bench", "prefill", "--shape", "no such"), ("bench", "prefill", "x"),
+                          ("bench", "prefill", "--set", "all"), ("bench", "prefill", "--device", "auto")):
             done = self.expect(2, *arguments)
             self.assertEqual(done.stdout, "")
             self.assertIn("--help'", done.stderr)
@@ -120,7 +134,7 @@ class Devices(Program):
     def test_without_a_gpu_the_sentence_of_no_device(self):
         if self.has_gpu():
             self.skipTest("there is a GPU")
-        for arguments in (("check",), ("bench",), ("run", CASE, "--device", "gpu"),
+        for arguments in (("check",), ("bench",), ("bench", "prefill"), ("run", CASE, "--device", "gpu"),
                           ("plan", "decode", "--device")):
             done = self.expect(1, *arguments)
             self.assertRegex(done.stderr, "^attn: error: ..")
@@ -477,10 +491,9 @@ class HostileFiles(Program):
             header, data = read_file(CASE)
             header["__metadata__"][key] = value
             self.refuse(header, data)
-        for op in ("prefill", "tiled"):
-            header, data = read_file(CASE)
-            header["__metadata__"]["op"] = op
-            self.refuse(header, data, f"operation {op} is not supported by this version")
+        header, data = read_file(CASE)
+        header["__metadata__"]["op"] = "tiled"
+        self.refuse(header, data, "operation tiled is not supported by this version")
         header, data = read_file(CASE)
         header["__metadata__"]["scale"] = 0.5
         self.refuse(header, data, "'scale' is not a string")
@@ -642,6 +655,209 @@ class HostileFiles(Program):
         write_file(path, header, data)
         self.expect(0, "run", path, "--check", "--device", "host", "-o", out)
         self.assertEqual(read_file(out)[0]["o"]["shape"], [3, 1, 9, 64])
+
+
+class Prefill(Program):
+    SAMPLES = {
+        "paged": ("--len", 90, "--q-len", 33, "--heads", "6/2", "--dim", 64, "--page", 7),
+        "whole": ("--len", 70, "--heads", "2/1", "--dim", 256, "--dtype", "fp16", "--softcap", 5),
+        "ragged": ("--batch", 4, "--len", "0:60", "--heads", "4/4", "--dim", 32, "--window", 9, "--sinks"),
+        "contiguous": ("--contiguous", "--batch", 2, "--len", 40, "--q-len", 9, "--heads", "4/1", "--dim", 80,
+                       "--not-causal"),
+        "tiny": ("--contiguous", "--len", 1, "--heads", "1/1", "--dim", 16),
+        "nothing": ("--batch", 0, "--heads", "1/1", "--dim", 16),
+    }
+
+    def sample(self, *options):
+        path = self.path("prefill.safetensors")
+        self.expect(0, "sample", "prefill", *options, "-o", path)
+        return path
+
+    def test_samples_run_and_check(self):
+        out = self.path("out.safetensors")
+        for name, options in self.SAMPLES.items():
+            path = self.sample(*options)
+            done = self.expect(0, "run", path, "--check", "--device", "host", "-o", out, "--lse", "--json")
+            self.assertEqual(done.stderr, "", name)
+            found, head = json.loads(done.stdout), read_file(out)[0]
+            shape = read_file(path)[0]["q"]["shape"]
+            self.assertEqual((found["ok"], found["op"], found["fault_sequence"]), (True, "prefill", None))
+            self.assertEqual(found["checks"][0]["compared"], math.prod(shape), name)
+            self.assertEqual((head["o"]["shape"], head["lse"]["shape"]), (shape, shape[:-1]), name)
+            self.assertEqual(found["q_len"] is None, name in ("ragged", "nothing"))
+            text = self.expect(0, "run", path, "--check", "--device", "host").stdout
+            self.assertIn("definition  ok", text)
+
+    def test_samples_check_on_the_gpu(self):
+        if not self.has_gpu():
+            self.skipTest("there is no GPU that fits a pack")
+        for options in (self.SAMPLES["paged"], self.SAMPLES["whole"],
+                        ("--batch", 9, "--len", "0:500", "--dim", 128, "--sinks"),
+                        ("--contiguous", "--batch", 3, "--len", 333, "--dim", 64, "--window", 50)):
+            self.expect(0, "run", self.sample(*options), "--check", "--device", "gpu")
+
+    def test_a_seed_gives_the_same_file(self):
+        first, again, other = (pathlib.Path(self.sample(*self.SAMPLES["ragged"], "--seed", seed)).read_bytes()
+                               for seed in (5, 5, 6))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, other)
+
+    def test_the_kernel_is_chosen(self):
+        for kernel, dim, status in (("64", 256, 0), ("128", 256, 0), ("auto", 64, 0), ("128", 64, 1)):
+            path = self.sample("--len", 20, "--heads", "2/1", "--dim", dim, "--kernel", kernel)
+            done = self.expect(status, "run", path, "--device", "host")
+            self.assertEqual("declines this call" in done.stderr, status == 1)
+
+    def test_what_follows_from_the_tensors(self):
+        # Scalars that are not given: the last token sees all keys, causal, 1 / sqrt(head_dim).
+        for options, dropped in ((self.SAMPLES["paged"], ("q_offset", "causal", "scale")),
+                                 (("--contiguous", "--len", 30, "--q-len", 8, "--dim", 64, "--heads", "2/2"),
+                                  ("causal", "scale"))):
+            path = self.sample(*options)
+            before, after = self.path("before"), self.path("after")
+            self.expect(0, "run", path, "--device", "host", "-o", before)
+            header, data = read_file(path)
+            for key in dropped:
+                del header["__metadata__"][key]
+            write_file(path, header, data)
+            self.expect(0, "run", path, "--device", "host", "-o", after)
+            self.assertEqual(pathlib.Path(before).read_bytes(), pathlib.Path(after).read_bytes())
+
+    def change(self, options, change):
+        path = self.sample(*options)
+        header, data = read_file(path)
+        change(header)
+        write_file(path, header, data)
+        return self.expect(1, "run", path, "--device", "host")
+
+    def test_cases_that_are_wrong(self):
+        def scalar(key, value):
+            return lambda header: header["__metadata__"].update({key: value})
+
+        def dtype(name, value):
+            return lambda header: header[name].update(dtype=value)
+
+        def shape(name, value):
+            return lambda header: header[name].update(shape=value)
+
+        def hide(name):
+            return lambda header: header.update({"other": header.pop(name)})
+        paged, ragged, contiguous = (self.SAMPLES[name] for name in ("paged", "ragged", "contiguous"))
+        for options, change, sentence in (
+                (paged, scalar("kernel", "96"), "'kernel' is '96'"),
+                (paged, scalar("causal", "2"), "'causal' is '2'"),
+                (paged, scalar("q_offset", "x"), "'q_offset' is 'x'"),
+                (paged, scalar("kv_len", "-1"), "'kv_len' is '-1'"),
+                (paged, scalar("kv_len", "100000"), "kv_len is 100000"),
+                (paged, lambda header: header["__metadata__"].pop("kv_len"), "'kv_len' is missing"),
+                (paged, hide("block_table"), "'block_table' is missing"),
+                (paged, dtype("k_pool", "F16"), "'k_pool' is of type F16"),
+                (paged, shape("q", [33, 3, 128]), "'k_pool' has shape"),
+                (ragged, hide("kv_lens"), "'kv_lens' is missing"),
+                (ragged, shape("cu_seqlens", [1, 5]), "'cu_seqlens' has shape"),
+                (contiguous, shape("k", [1, 80, 1, 80]), "'k' has shape"),
+                (contiguous, scalar("window", "-3"), "'window' is '-3'")):
+            self.assertIn(sentence, self.change(options, change).stderr)
+
+    def test_a_fault_is_reported_and_the_output_written(self):
+        for name, place, value in (("kv_lens", 1, 10 ** 6), ("cu_seqlens", 2, -3), ("block_table", -1, None)):
+            path, out = self.sample("--batch", 3, "--len", "20:40", "--dim", 32), self.path("out")
+            header, data = read_file(path)
+            begin, end = header[name]["data_offsets"]
+            data = bytearray(data)
+            if value is None:
+                data[begin:end] = struct.pack("<i", -7) * ((end - begin) // 4)
+            else:
+                data[begin + 4 * place:begin + 4 * place + 4] = struct.pack("<i", value)
+            write_file(path, header, bytes(data))
+            done = self.expect(1, "run", path, "--device", "host", "-o", out, "--check", "--json")
+            self.assertRegex(done.stderr, "sequence [01] has entries of cu_seqlens")
+            self.assertIn("o", read_file(out)[0])
+            self.assertFalse(json.loads(done.stdout)["ok"])
+
+    def test_a_wrong_expected_value_fails(self):
+        path, out = self.sample(*self.SAMPLES["paged"]), self.path("out")
+        self.expect(0, "run", path, "--device", "host", "-o", out, "--lse")
+        header, data = read_file(path)
+        made, lse = read_file(out)
+        begin, end = made["lse"]["data_offsets"]
+        header["expected_lse"] = {"dtype": "F32", "shape": made["lse"]["shape"],
+                                  "data_offsets": [len(data), len(data) + end - begin]}
+        o = [struct.unpack("<f", b"\0\0" + lse[i:i + 2])[0] for i in range(*made["o"]["data_offsets"], 2)]
+        data += lse[begin:end]
+        o[5 * 6 * 64 + 2 * 64 + 7] += 1
+        header["expected_o"] = {"dtype": "F32", "shape": made["o"]["shape"],
+                                "data_offsets": [len(data), len(data) + 4 * len(o)]}
+        write_file(path, header, data + struct.pack(f"<{len(o)}f", *o))
+        done = self.expect(1, "run", path, "--check", "--device", "host")
+        self.assertIn("definition  ok", done.stdout)
+        self.assertIn("expected_o  FAILED", done.stdout)
+        self.assertIn("o[5][2][7]", done.stdout)
+
+    def plan(self, *options):
+        # A pack that needs no nvcc; a static build has its packs in itself.
+        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
+        if not os.path.islink(self.path("libattn-hopper.so")):
+            os.symlink(built, self.path("libattn-hopper.so"))
+        folder = {"ATTN_PACK_PATH": self.folder.name}
+        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
+        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
+            self.skipTest("packs are built in")
+        text = self.expect(0, "plan", "prefill", "--target", "hopper", *options, **folder).stdout
+        self.assertIn("query tokens, a block for each", text)
+        done = self.expect(0, "plan", "prefill", "--target", "hopper", "--json", *options, **folder)
+        return json.loads(done.stdout)["plans"][0]
+
+    def test_plans(self):
+        plan = self.plan("--dim", 256, "--heads", "24/4", "--len", 1000)
+        self.assertEqual((plan["kernel"], plan["rows"], plan["tiles"]), ("prefill_bf16_d256_fa128", 128, 8))
+        self.assertEqual(plan["grid"], 8 * 24)
+        self.assertEqual(plan["flops"], 4 * 256 * 24 * 1000 * 1001 / 2)
+        self.assertEqual(plan["kv_bytes"], 2 * 1000 * 4 * 256 * 2)
+        plan = self.plan("--dim", 256, "--heads", "24/4", "--len", 1000, "--q-len", 100, "--kernel", "64",
+                         "--batch", 3, "--not-causal")
+        self.assertEqual((plan["kernel"], plan["tiles"], plan["q_offset"]), ("prefill_bf16_d256", 6, 900))
+        self.assertEqual(plan["flops"], 4 * 256 * 24 * 3 * 100 * 1000)
+        done = self.expect(1, "plan", "prefill", "--dim", 96, "--target", "hopper",
+                           ATTN_PACK_PATH=self.folder.name)
+        self.assertIn("head_dim 96; it has: prefill_", done.stderr)
+
+    def test_bench_on_the_host_executor(self):
+        done = self.expect(0, "bench", "prefill", "--device", "host", "--json")
+        self.assertIn("take the host executor too long", done.stderr)
+        found = json.loads(done.stdout)
+        self.assertEqual((found["op"], found["host_executor"]), ("prefill", True))
+        self.assertGreater(len(found["cases"]), 1)
+        for case in found["cases"]:
+            self.assertTrue(case["ok"] and case["us"] > 0 and case["tflops"] > 0, case)
+            self.assertTrue(32 <= case["rows_checked"] <= 256 and case["bound_share"] <= 1, case)
+            shape = case["shape"]
+            pairs = shape["batch"] * sum(shape["q_offset"] + i + 1 for i in range(shape["q_len"]))
+            self.assertEqual(case["flops"], 4 * shape["head_dim"] * shape["num_q_heads"] * pairs)
+        name = found["cases"][0]["case"]
+        table = self.expect(0, "bench", "prefill", "--device", "host", "--csv", "--shape", name).stdout
+        (row,) = csv.DictReader(io.StringIO(table))
+        self.assertEqual((row["case"], row["device"]), (name, "host executor"))
+        self.assertTrue(row["commit"] and None not in row)
+        self.assertIn("not of a kernel", self.expect(0, "bench", "prefill", "--device", "host", "--shape",
+                                                     name).stdout)
+
+    def test_bench_on_the_gpu(self):
+        if not self.has_gpu():
+            self.skipTest("there is no GPU that fits a pack")
+        names = ("24q4 d256, 1000", "16q2 d256, 777 at 5000", "32q8 d128, 32 of 64 to 8k")
+        wanted = [part for name in names for part in ("--shape", name)]
+        cases = json.loads(self.expect(0, "bench", "prefill", "--json", *wanted).stdout)["cases"]
+        for case in cases:
+            self.assertTrue(case["ok"] and case["tflops"] > 1 and case["host_us"] > 0, case)
+            self.assertEqual(case["twin_speedup"] is None, case["shape"]["ragged"])
+
+    def test_list_needs_no_device(self):
+        names = self.expect(0, "bench", "prefill", "--list").stdout.splitlines()
+        self.assertEqual(len(set(names)), len(names))
+        for wanted in ("24q4 d256, 16k", "32q8 d128 contiguous, 8k", "64q8 d64, 8k",
+                       "16q2 d256, 8200 at 16392"):
+            self.assertIn(wanted, names)
 
 
 class Bench(Program):

@@ -194,6 +194,10 @@ static inline int32_t atomicAdd(int32_t *g, int32_t value)
     *g += value;
     return before;
 }
+static inline void atomicAdd(unsigned long long *g, unsigned long long value)
+{
+    *g += value;
+}
 static inline void atomicMin(int32_t *g, int32_t value)
 {
     if (value < *g) *g = value;
@@ -257,6 +261,10 @@ static inline int32_t max(int32_t a, int32_t b)
 static inline int64_t min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+static inline int64_t max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 static inline uint32_t min(uint32_t a, uint32_t b)
 {

@@ -37,7 +37,7 @@ struct gathering {
     unsigned turn;
 };
 
-using kernel = void (*)(const attn_decode_args);
+template <class ARGS> using kernel = void (*)(const ARGS);
 
 std::vector<fiber> fibers;
 jmp_buf scheduler;
@@ -49,8 +49,7 @@ std::map<uint32_t, barrier> barriers;
 // Of each warp; of each barrier that a block has.
 emulator::meeting meetings[32];
 gathering gatherings[16];
-kernel running;
-const attn_decode_args *arguments;
+std::function<void()> running;
 
 // Without the system calls of swapcontext, which would be most of the time.
 void leave()
@@ -68,7 +67,7 @@ void resume()
 
 void enter()
 {
-    running(*arguments);
+    running();
     fibers[current].done = true;
     idle = 0;
     leave();
@@ -114,6 +113,16 @@ void sync_block(int barrier, int threads)
     wait([&] { return g.turn != turn; });
 }
 
+void arrive_block(int barrier, int threads)
+{
+    gathering &g = gatherings[barrier];
+    if (++g.count == threads) {
+        g.count = 0;
+        g.turn++;
+    }
+    idle = 0;
+}
+
 void barrier_init(uint32_t s_barrier, uint32_t count)
 {
     barriers[s_barrier] = { count, count, 0, 0 };
@@ -139,21 +148,23 @@ bool barrier_passed(uint32_t s_barrier, uint32_t phase)
     return barriers.at(s_barrier).phase != phase;
 }
 
-int64_t copy_box(uint32_t s_target, const void *map, int row, int head, int page)
+int64_t copy_box(uint32_t s_target, const void *map, int row, int line_number, int head, int page)
 {
     fake_map m;
     std::memcpy(&m, map, sizeof(m));
     const uint64_t element = m.type == 0 ? 1 : 2, line = m.box[0] * element;
-    const uint64_t at[5] = { 0, (uint64_t) row, 0, (uint64_t) head, (uint64_t) page };
+    const uint64_t at[5] = { 0, (uint64_t) row, (uint64_t) line_number, (uint64_t) head,
+                             (uint64_t) page };
     // By 16 bytes: bits 4 .. 6 of the address are mixed with bits 7 .. 9, as many as swizzled.
     const uint32_t mask = (1u << m.swizzle) - 1;
     uint32_t s_at = s_target;
     for (uint32_t l = 0; l < m.box[2]; l++)
         for (uint32_t r = 0; r < m.box[1]; r++) {
-            const unsigned char *const g_line = static_cast<const unsigned char *>(m.address) +
-                                                (at[1] + r) * m.strides[0] + l * m.strides[1] +
-                                                at[3] * m.strides[2] + at[4] * m.strides[3];
-            const bool inside = at[1] + r < m.dims[1] && at[3] < m.dims[3] && at[4] < m.dims[4];
+            const unsigned char *const g_line =
+                static_cast<const unsigned char *>(m.address) + (at[1] + r) * m.strides[0] +
+                (at[2] + l) * m.strides[1] + at[3] * m.strides[2] + at[4] * m.strides[3];
+            const bool inside = at[1] + r < m.dims[1] && at[2] + l < m.dims[2] &&
+                                at[3] < m.dims[3] && at[4] < m.dims[4];
             for (uint64_t i = 0; i < line; i += 16, s_at += 16) {
                 unsigned char *const s_piece = emulator_shared + (s_at ^ (s_at >> 7 & mask) << 4);
                 if (inside)
@@ -169,22 +180,15 @@ int64_t copy_box(uint32_t s_target, const void *map, int row, int head, int page
 #define ROW(name, ...) extern "C" void name(const attn_decode_args args);
 #include "emulated_rows.inc"
 #undef ROW
-
-extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
-                            const attn_decode_args *args)
-{
-    static const std::map<std::string, kernel> kernels = {
-#define ROW(name, ...) { #name, name },
-#include "emulated_rows.inc"
+#define ROW(name, ...) extern "C" void name(const attn_prefill_args args);
+#include "emulated_prefill.inc"
+#include "emulated_prefill_wgmma.inc"
 #undef ROW
-    };
-    const auto found = kernels.find(name);
-    if (found == kernels.end()) {
-        fprintf(stderr, "no %s\n", name);
-        return -1;
-    }
-    running = found->second;
-    arguments = args;
+
+namespace
+{
+int run_blocks(const char *name, unsigned grid, unsigned threads)
+{
     stuck = false;
     fibers.assign(threads, {});
     emulator::grid.x = grid;
@@ -219,4 +223,41 @@ extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
     for (fiber &f : fibers) std::free(f.stack);
     if (stuck) fprintf(stderr, "stuck %s block %u\n", name, emulator::block.x);
     return stuck ? -2 : 0;
+}
+
+template <class ARGS>
+int run(const std::map<std::string, kernel<ARGS>> &kernels, const char *name, unsigned grid,
+        unsigned threads, const ARGS *args)
+{
+    const auto found = kernels.find(name);
+    if (found == kernels.end()) {
+        fprintf(stderr, "no %s\n", name);
+        return -1;
+    }
+    running = [=] { found->second(*args); };
+    return run_blocks(name, grid, threads);
+}
+} // namespace
+
+extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
+                            const attn_decode_args *args)
+{
+    static const std::map<std::string, kernel<attn_decode_args>> kernels = {
+#define ROW(name, ...) { #name, name },
+#include "emulated_rows.inc"
+#undef ROW
+    };
+    return run(kernels, name, grid, threads, args);
+}
+
+extern "C" int emulator_run_prefill(const char *name, unsigned grid, unsigned threads,
+                                    const attn_prefill_args *args)
+{
+    static const std::map<std::string, kernel<attn_prefill_args>> kernels = {
+#define ROW(name, ...) { #name, name },
+#include "emulated_prefill.inc"
+#include "emulated_prefill_wgmma.inc"
+#undef ROW
+    };
+    return run(kernels, name, grid, threads, args);
 }

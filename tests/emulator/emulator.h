@@ -4,6 +4,7 @@
 #define ATTN_TESTS_EMULATOR_H
 
 #include "kernels/decode/decode_params.h"
+#include "kernels/prefill/prefill_params.h"
 
 #include <stdint.h>
 
@@ -15,6 +16,10 @@ extern "C" {
 // 0. 0: done; -1: there is no such kernel; -2: all threads of a block wait for each other.
 int emulator_run(const char *kernel, unsigned grid, unsigned threads,
                  const struct attn_decode_args *args);
+
+// The same of a prefill kernel.
+int emulator_run_prefill(const char *kernel, unsigned grid, unsigned threads,
+                         const struct attn_prefill_args *args);
 
 #ifdef __cplusplus
 }

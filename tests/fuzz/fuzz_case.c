@@ -30,8 +30,11 @@ static void touch_tensors(const struct case_file *const loaded)
 {
     for (size_t i = 0; i < loaded->file->num_tensors; i++)
         touch(loaded->file->tensors[i].data, loaded->file->tensors[i].bytes);
-    if (loaded->expected_o)
-        touch(loaded->expected_o, case_elements(&loaded->params) * sizeof(double));
+    int64_t shape[4];
+    size_t elements = 1;
+    const int rank = case_shape(loaded, shape);
+    for (int i = 0; i < rank; i++) elements *= (size_t) shape[i];
+    if (loaded->expected_o) touch(loaded->expected_o, elements * sizeof(double));
 }
 
 static int is_small(const struct attn_decode_params *const params)
@@ -101,6 +104,39 @@ static void run_case(const struct case_file *const loaded)
     free(call.lse);
 }
 
+static bool is_small_prefill(const struct attn_prefill_params *const p)
+{
+    const int64_t tokens = p->cu_seqlens ? p->num_tokens : (int64_t) p->batch * p->q_len;
+    const bool paged = p->block_table;
+    const int64_t keys = paged ? (int64_t) p->max_pages_per_seq * p->page_size : p->kv_len;
+    return p->batch <= 64 && p->num_q_heads <= 64 && p->head_dim <= 512 && keys <= MAX_KEYS &&
+           tokens * p->num_q_heads * p->head_dim <= MAX_ELEMENTS &&
+           (!p->cu_seqlens || (int64_t) p->batch * tokens * p->num_q_heads <= MAX_KEYS);
+}
+
+static void run_prefill(const struct case_file *const loaded)
+{
+    struct attn_prefill_params call = loaded->prefill;
+    const size_t tokens =
+        call.cu_seqlens ? (size_t) call.num_tokens : (size_t) call.batch * (size_t) call.q_len;
+    const size_t rows = tokens * (size_t) call.num_q_heads;
+    const size_t bytes = rows * (size_t) call.head_dim * attn_dtype_size(call.dtype);
+    int32_t fault = INT32_MAX;
+    // Rows of no sequence stay as they are.
+    call.o = allocate(bytes);
+    call.lse = allocate(rows * sizeof(float));
+    memset(call.o, 0, bytes);
+    memset(call.lse, 0, rows * sizeof(float));
+    call.fault = &fault;
+    if (execute_prefill_enqueue(open_host(), &call, loaded->kernel, NULL) == ATTN_OK) {
+        if (fault < 0 || (fault >= call.batch && fault != INT32_MAX)) abort();
+        touch(call.o, bytes);
+        touch(call.lse, rows * sizeof(float));
+    }
+    free(call.o);
+    free(call.lse);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *const data, const size_t size)
@@ -115,7 +151,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *const data, const size_t size)
         if (!*why) abort();
     } else {
         touch_tensors(&loaded);
-        if (is_small(&loaded.params)) run_case(&loaded);
+        if (loaded.op == CASE_PREFILL && is_small_prefill(&loaded.prefill)) run_prefill(&loaded);
+        if (loaded.op != CASE_PREFILL && is_small(&loaded.params)) run_case(&loaded);
         case_free(&loaded);
     }
     free(bytes);

@@ -819,6 +819,21 @@ int64_t decode_data_dropped(const struct decode_data *data)
     return dropped - FIRST_DROPPED;
 }
 
+int64_t decode_data_exact_dropped(const struct decode_data *data)
+{
+    const struct attn_decode_params p = decode_data_params(data, data->image);
+    int64_t all = 0;
+    for (int32_t i = 0; i < p.batch * p.num_kv_heads; i++) {
+        uint8_t *dropped;
+        int64_t count;
+        const int32_t sequence = i / p.num_kv_heads, kv_head = i % p.num_kv_heads;
+        if (attn_reference_find_dropped(&p, sequence, kv_head, &dropped, &count)) return -1;
+        free(dropped);
+        all += count;
+    }
+    return all;
+}
+
 // Rows of o and lse are `count` query tokens, from a's token i and b's token j on.
 static bool equal_tokens(const struct decode_data *a, int64_t i, const struct decode_data *b,
                          int64_t j, size_t count)

@@ -204,6 +204,8 @@ bool decode_data_intact(const struct decode_data *data);
 int32_t decode_data_fault(const struct decode_data *data);
 // Blocks that skip-softmax has left out; the word did not begin with 0.
 int64_t decode_data_dropped(const struct decode_data *data);
+// What the definition leaves out of it; -1 if memory ran out.
+int64_t decode_data_exact_dropped(const struct decode_data *data);
 // True if sequence i of a and sequence j of b have equal bits in o, and in lse if both have one.
 bool decode_data_equal(const struct decode_data *a, int32_t i, const struct decode_data *b,
                        int32_t j);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_KERNELS 256
+#define MAX_KERNELS 1024
 #define MAX_DEPTH 8
 
 struct attn_cu_context_st {
@@ -277,7 +277,12 @@ static attn_cu_result fake_launch_kernel(const struct attn_cu_launch_config *con
         memcpy(&launch->read, args[0], sizeof(launch->read));
     else if (strncmp(launch->kernel, "decode_", 7) == 0)
         memcpy(&launch->args, args[0], sizeof(launch->args));
-    if (fake.run && fake.run(launch->kernel, config->grid_x, config->block_x, args[0]))
+    const bool prefill = strncmp(launch->kernel, "prefill_", 8) == 0;
+    if (prefill) memcpy(&launch->prefill, args[0], sizeof(launch->prefill));
+    if (prefill && fake.run_prefill &&
+        fake.run_prefill(launch->kernel, config->grid_x, config->block_x, args[0]))
+        return ATTN_CU_ERROR_LAUNCH_FAILED;
+    if (!prefill && fake.run && fake.run(launch->kernel, config->grid_x, config->block_x, args[0]))
         return ATTN_CU_ERROR_LAUNCH_FAILED;
     return ATTN_CU_SUCCESS;
 }

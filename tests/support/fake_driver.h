@@ -7,6 +7,7 @@
 #include "driver.h"
 #include "kernels/bench/read_params.h"
 #include "kernels/decode/decode_params.h"
+#include "kernels/prefill/prefill_params.h"
 #include "tests/support/fake_map.h"
 
 #include <stdbool.h>
@@ -26,8 +27,9 @@ struct fake_launch {
     attn_stream stream;
     // Current when it was launched.
     attn_cu_context context;
-    // Of a decode kernel, or of kernel "read".
+    // Of a decode kernel, of a prefill kernel, or of kernel "read".
     struct attn_decode_args args;
+    struct attn_prefill_args prefill;
     struct attn_read_args read;
 };
 
@@ -41,9 +43,12 @@ struct fake_driver {
     const char *fail_symbol;
     int fail_at;
     attn_cu_result fail_code;
-    // Called for every launch of a decode kernel, if not NULL: 0 if it ran.
+    // Called for every launch of a decode kernel, and of a prefill kernel, if not NULL: 0 if it
+    // ran.
     int (*run)(const char *kernel, unsigned grid, unsigned threads,
                const struct attn_decode_args *args);
+    int (*run_prefill)(const char *kernel, unsigned grid, unsigned threads,
+                       const struct attn_prefill_args *args);
 
     // Kept by the driver.
     attn_cu_context current;

@@ -11,7 +11,7 @@ void barrier_arrive(uint32_t s_barrier, int64_t bytes);
 void barrier_bring(uint32_t s_barrier, int64_t bytes);
 bool barrier_passed(uint32_t s_barrier, uint32_t phase);
 // The box of a map as fake_driver.c makes it; returns its bytes.
-int64_t copy_box(uint32_t s_target, const void *map, int row, int head, int page);
+int64_t copy_box(uint32_t s_target, const void *map, int row, int line, int head, int page);
 } // namespace emulator
 
 static inline uint32_t shared_address(const void *pointer)
@@ -23,6 +23,18 @@ static inline void cp_async_16(uint32_t s_target, const void *g_source, uint32_t
 {
     std::memset(emulator_shared + s_target, 0, 16);
     if (bytes) std::memcpy(emulator_shared + s_target, g_source, bytes);
+}
+static inline void cp_async_16_unless(uint32_t s_target, const void *g_source, bool is_absent)
+{
+    cp_async_16(s_target, g_source, is_absent ? 0 : 16);
+}
+
+static inline void cp_async_commit()
+{
+}
+
+template <int PENDING> static inline void cp_async_wait()
+{
 }
 
 static inline void let_next_grid_come()
@@ -93,5 +105,11 @@ static inline void barrier_sync(int threads)
 static inline void copy_box(uint32_t s_target, const void *map, uint32_t s_barrier, int row,
                             int head, int page)
 {
-    emulator::barrier_bring(s_barrier, emulator::copy_box(s_target, map, row, head, page));
+    emulator::barrier_bring(s_barrier, emulator::copy_box(s_target, map, row, 0, head, page));
+}
+
+static inline void copy_line(uint32_t s_target, const void *map, uint32_t s_barrier, int row,
+                             int line, int head, int page)
+{
+    emulator::barrier_bring(s_barrier, emulator::copy_box(s_target, map, row, line, head, page));
 }

@@ -1,0 +1,638 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Prefill by the matrix instructions of warpgroups: o = softmax(scale * q k^T) v for a block of
+// query tokens of one sequence and one head, in the arithmetic of prefill.cu but for what its
+// matrix instructions do inside.
+//
+// Who does what: a block has ROWS query tokens, of which each warpgroup that multiplies takes 64,
+// and one more copies K and V, tile after tile, into a ring that the others share: each of its warps
+// asks for some boxes of a tile, or brings some rows. The scores of the next tile are asked for
+// before P V of this one, so that the tensor cores multiply while exponentials are taken; and
+// warpgroups take turns in asking, so that one takes exponentials while the other multiplies.
+// Weights stay in registers as the A of P V.
+//
+// The arithmetic: 64 query tokens fold the tiles of TILE keys, at absolute multiples of TILE, from
+// the first in which one of them sees a key to the last. Tiles that only the other warpgroup's
+// tokens see are passed over, so a row has the same bits whatever ROWS is.
+//
+// Bound by the tensor cores: 128 tokens and 80 keys of HEAD_DIM 256 are 2,560 clocks of them. 24
+// heads of 8192 tokens, causal, are 0.82e12 operations: 0.83 ms at 989 TFLOP/s.
+
+#include "common/ptx_team.cuh"
+#include "common/ptx_wgmma.cuh"
+#include "prefill/output.cuh"
+#include "prefill/scores.cuh"
+
+// Warpgroups that multiply: a part of the block has one.
+constexpr int PARTS = ROWS / PART_ROWS;
+constexpr int PART_THREADS = 128;
+constexpr int PART_WARPS = PART_THREADS / 32;
+// 8 rows of a line, which the swizzle is over; lines of a part's Q, and of a tile.
+constexpr int ATOM_BYTES = 8 * LINE_BYTES;
+constexpr int LINES = HEAD_DIM * 2 / LINE_BYTES;
+constexpr int Q_LINE_BYTES = PART_ROWS * LINE_BYTES;
+constexpr int TILE_LINE_BYTES = TILE * LINE_BYTES;
+// A box is a group of keys, of one line.
+constexpr int BOX_BYTES = GROUP * LINE_BYTES;
+// Registers of a thread that multiplies and of one that copies: together what an SM has.
+constexpr int MULTIPLY_REGISTERS = PARTS == 3 ? 160 : 232;
+constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : 40;
+// Named barriers, one for each part: it is its turn; its own threads.
+constexpr int TURN_BARRIER = 1;
+constexpr int PART_BARRIER = TURN_BARRIER + PARTS;
+
+// A bit for each key of a tile, but for those that some query token of the sequence sees and whose
+// page is not in the pool. Bits beyond are set.
+struct alignas(16) tile_keys {
+    uint32_t bits[4];
+};
+
+struct smem {
+    // Each line is swizzled: piece ^ row % 8.
+    unsigned char q[PARTS][LINES][Q_LINE_BYTES];
+    // Tiles in turn: K of the first, K of the second, V of the first, K of the third, ...
+    unsigned char ring[STAGES][TILE_BYTES];
+    work w;
+    // Of each K in the ring.
+    tile_keys there[STAGES];
+    // One for each place in the ring: it is there; all warps have read it.
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+static_assert(ROWS == WARPS * 16, "a warp has 16 query tokens");
+static_assert(COPIERS == 4, "registers are moved between warpgroups");
+static_assert(ROW_BOX_LINES == 1, "the lines of a tile lie one after the other");
+static_assert(GROUPS * LINES <= 32, "a lane asks for a box");
+static_assert(WORDS <= COPIERS, "a warp copies a word of a tile's keys");
+static_assert(STAGES >= 3, "K waits for the V that comes after it");
+static_assert(sizeof(smem) <= SMEM_BYTES, "the host asks for what the kernel uses");
+
+// Where a piece of a row lies, among lines of so many bytes.
+static __device__ __forceinline__ constexpr int line_offset(int line_bytes, int row, int piece)
+{
+    return piece / LINE_PIECES * line_bytes + row * LINE_BYTES +
+           (piece % LINE_PIECES ^ (row & 7)) * 16;
+}
+
+// ---- the warps that copy
+
+struct feed {
+    const attn_prefill_args &args;
+    smem &s;
+    const work &w;
+    ring_place<STAGES> at;
+    // The place of a tile whose rows have been asked for and may not be there yet. Negative: none.
+    int32_t unfinished;
+
+    __device__ __forceinline__ feed(const attn_prefill_args &the_args, smem &the_smem,
+                                    const work &the_work)
+        : args(the_args), s(the_smem), w(the_work), at{ 0, 0 }, unfinished(-1)
+    {
+    }
+
+    __device__ __forceinline__ bool is_page(int32_t found) const
+    {
+        return found >= 0 && (!args.block_table || found < args.num_pages);
+    }
+
+    // Whether a query token of the sequence sees the key.
+    __device__ __forceinline__ bool is_seen(int32_t key) const
+    {
+        return key >= w.keys.start && key < w.keys.end;
+    }
+
+    // The page of a key, which some query token has to see: other entries are not looked at.
+    __device__ __forceinline__ int32_t find_page(int32_t key) const
+    {
+        if (!is_seen(key)) return -1;
+        if (!args.block_table) return 0;
+        return __ldg(args.block_table + w.sequence * args.table_stride +
+                     attn_divide(key, args.page_magic, args.page_shift));
+    }
+
+    // A key's place in its page.
+    __device__ __forceinline__ int64_t slot_of(int32_t key) const
+    {
+        if (!args.block_table) return w.of.first_key + key;
+        return key - attn_divide(key, args.page_magic, args.page_shift) * args.page_size;
+    }
+
+    // Of the warps that copy.
+    static __device__ __forceinline__ int copier()
+    {
+        return warp_id() - WARPS;
+    }
+
+    // The first key of this lane's box.
+    static __device__ __forceinline__ int32_t box_key(int32_t tile)
+    {
+        return tile * TILE + lane_id() % GROUPS * GROUP;
+    }
+
+    __device__ __forceinline__ void wait_for_room() const
+    {
+        barrier_wait(shared_address(&s.empty[at.slot]), at.phase ^ 1);
+    }
+
+    // Lanes ask for their boxes one after the other: each warp for some.
+    __device__ __forceinline__ void copy_boxes(const attn_box_map &map, int32_t tile, int32_t page)
+    {
+        const uint32_t s_full = shared_address(&s.full[at.slot]);
+        const int32_t line = lane_id() / GROUPS, key = box_key(tile);
+        if (copier() == 0 && lane_id() == 0) {
+#pragma unroll
+            for (int j = 0; j < WORDS; j++) s.there[at.slot].bits[j] = ~0u;
+            barrier_arrive_expect(s_full, TILE_BYTES);
+        }
+        if (line < LINES && lane_id() % COPIERS == copier())
+            copy_line(shared_address(s.ring[at.slot]) + line * TILE_LINE_BYTES +
+                          lane_id() % GROUPS * BOX_BYTES,
+                      &map, s_full, (int32_t) slot_of(key), line, w.kv_head, page);
+        __syncwarp();
+        at.next();
+    }
+
+    // The page of this lane's key of a word of the tile's keys; negative: absent. Tells which are
+    // there.
+    __device__ __forceinline__ int32_t find_row(int32_t tile, int32_t word) const
+    {
+        const int32_t row = word * 32 + lane_id(), key = tile * TILE + row;
+        const bool is_wanted = row < TILE && is_seen(key);
+        int32_t page = is_wanted ? find_page(key) : -1;
+        if (!is_page(page)) page = -1;
+        const uint32_t there = __ballot_sync(~0u, !is_wanted || page >= 0);
+        if (lane_id() == 0) {
+            s.there[at.slot].bits[word] = there;
+            if (there != ~0u) report_fault(args, w.sequence);
+        }
+        return page;
+    }
+
+    // Zeros where no query token sees a key: what is there might be NaN. If all is copied so, each
+    // warp has a word of the tile's keys; else the first has all of it.
+    template <bool IS_V> __device__ __forceinline__ void copy_rows(int32_t tile)
+    {
+        constexpr int AT_ONCE = 32 / PIECES;
+        const int column = lane_id() % PIECES, first_row = lane_id() / PIECES;
+        const uint32_t s_tile = shared_address(s.ring[at.slot]);
+        const char *const g_pool = static_cast<const char *>(IS_V ? args.v : args.k);
+#pragma unroll 1
+        for (int32_t word = args.has_boxes ? 0 : copier(); word < WORDS;
+             word += args.has_boxes ? 1 : WORDS) {
+            const int32_t page = find_row(tile, word);
+            const int64_t slot = slot_of(tile * TILE + word * 32 + lane_id());
+            const int64_t offset = page * (IS_V ? args.v_page_stride : args.k_page_stride) +
+                                   slot * (IS_V ? args.v_token_stride : args.k_token_stride) +
+                                   w.kv_head * (IS_V ? args.v_head_stride : args.k_head_stride);
+            // 0: absent.
+            const uint64_t g_own = page < 0 ? 0 : reinterpret_cast<uint64_t>(g_pool + offset * 2);
+            const int32_t count = min(TILE - word * 32, 32);
+#pragma unroll 2
+            for (int32_t i = first_row; i < count; i += AT_ONCE) {
+                const uint64_t g_row = __shfl_sync(~0u, g_own, i);
+                cp_async_16(s_tile + line_offset(TILE_LINE_BYTES, word * 32 + i, column),
+                            g_row ? reinterpret_cast<const char *>(g_row) + column * 16 : g_pool,
+                            g_row ? 16 : 0);
+            }
+        }
+        cp_async_commit();
+        finish_rows<1>();
+        unfinished = at.slot;
+        at.next();
+    }
+
+    // Tells of the tile that was asked for before the last PENDING.
+    template <int PENDING> __device__ __forceinline__ void finish_rows()
+    {
+        if (unfinished < 0) return;
+        cp_async_wait<PENDING>();
+        fence_async();
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(shared_address(&s.full[unfinished]));
+        unfinished = -1;
+    }
+
+    // `page`: of this lane's box.
+    __device__ __forceinline__ bool are_boxes(int32_t tile, int32_t page) const
+    {
+        const bool is_inside = tile * TILE >= w.keys.start && tile * TILE <= w.keys.end - TILE;
+        return args.has_boxes && is_inside && __ballot_sync(~0u, is_page(page)) == ~0u;
+    }
+
+    template <bool IS_V> __device__ __forceinline__ void copy(int32_t tile, int32_t page)
+    {
+        wait_for_room();
+        if (are_boxes(tile, page)) {
+            finish_rows<0>();
+            copy_boxes(IS_V ? args.v_map : args.k_map, tile, page);
+        } else if (!args.has_boxes || copier() == 0) {
+            copy_rows<IS_V>(tile);
+        } else {
+            at.next();
+        }
+    }
+
+    // V comes after K of the next tile.
+    __device__ __forceinline__ void run()
+    {
+        const int32_t start = w.tiles.start, end = w.tiles.end;
+        int32_t page = args.has_boxes ? find_page(box_key(start)) : -1, before = -1;
+#pragma unroll 1
+        for (int32_t tile = start; tile <= end; tile++) {
+            const int32_t next = args.has_boxes ? find_page(box_key(tile + 1)) : -1;
+            if (tile < end) copy<false>(tile, page);
+            if (tile > start) copy<true>(tile - 1, before);
+            before = page;
+            page = next;
+        }
+        finish_rows<0>();
+    }
+};
+
+// ---- the warps that multiply
+
+// Made anew wherever it is asked for, or descriptors of all steps would be kept.
+static __device__ __forceinline__ uint32_t uniform_address(const void *pointer)
+{
+    return uniform_value(opaque(shared_address(pointer)));
+}
+
+template <int N>
+static __device__ __forceinline__ void multiply(float (&c)[N], uint64_t a, uint64_t b, int keep)
+{
+    if constexpr (IS_BF16)
+        wgmma_bf16(c, a, b, keep);
+    else
+        wgmma_f16(c, a, b, keep);
+}
+
+template <int N>
+static __device__ __forceinline__ void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b)
+{
+    if constexpr (IS_BF16)
+        wgmma_bf16(c, a, b);
+    else
+        wgmma_f16(c, a, b);
+}
+
+// Of a thread: rows g and g + 8 of its warp's 16; elements 4i + 0..1 of the first, 4i + 2..3 of the
+// second.
+struct team {
+    const attn_prefill_args &args;
+    smem &s;
+    const work &w;
+    ring_place<STAGES> at;
+    // The warpgroup, and the tiles that its query tokens see.
+    int32_t part;
+    key_range tiles;
+    // Keys that all of them see.
+    key_range common;
+    scaling by;
+    // Scores, then their weights before rounding; weights of the tile before; sums.
+    float r_s[TILE / 2];
+    uint32_t r_p[TILE / 16][4];
+    float r_o[HEAD_DIM / 2];
+    // Of each row: the largest score so far, in units of log2 and + SHIFT too; the sum of this
+    // thread's weights, relative to that.
+    float m[2], base[2], l[2];
+
+    __device__ __forceinline__ team(const attn_prefill_args &the_args, smem &the_smem,
+                                    const work &the_work)
+        : args(the_args), s(the_smem), w(the_work), at{ 0, 0 },
+          part(__shfl_sync(~0u, (int) threadIdx.x / PART_THREADS, 0)), by(scaling_of(the_args)),
+          r_o{}, m{ -INFINITY, -INFINITY }, base{ -INFINITY, -INFINITY }, l{}
+    {
+        const int32_t first = w.first_row + part * PART_ROWS;
+        tiles = tiles_of(keys_of_rows(args, w.of, first, PART_ROWS));
+        common.start = keys_of(args, w.of, first + PART_ROWS - 1).start;
+        common.end = keys_of(args, w.of, first).end;
+    }
+
+    __device__ __forceinline__ void sync_part() const
+    {
+        named_sync(PART_BARRIER + part, PART_THREADS);
+    }
+
+    // ---- whose turn it is to ask for products
+
+    __device__ __forceinline__ void take_turn() const
+    {
+        if (PARTS > 1) named_sync(TURN_BARRIER + part, 2 * PART_THREADS);
+    }
+
+    __device__ __forceinline__ void give_turn() const
+    {
+        if (PARTS == 1) return;
+        const int32_t next = part + 1 < PARTS ? part + 1 : 0;
+        named_arrive(TURN_BARRIER + next, 2 * PART_THREADS);
+    }
+
+    // ---- the ring
+
+    __device__ __forceinline__ void wait_for_tile() const
+    {
+        barrier_wait(shared_address(&s.full[at.slot]), at.phase);
+    }
+
+    __device__ __forceinline__ void free_tile(int32_t slot) const
+    {
+        if (lane_id() == 0) barrier_arrive(shared_address(&s.empty[slot]));
+    }
+
+    // Tiles that the query tokens of this warpgroup do not see.
+    __device__ __forceinline__ void pass_over()
+    {
+        wait_for_tile();
+        __syncwarp();
+        free_tile(at.slot);
+        at.next();
+    }
+
+    // ---- queries
+
+    // Rows beyond the sequence are zeros.
+    __device__ __forceinline__ void load_q() const
+    {
+        const int thread = threadIdx.x % PART_THREADS;
+        const char *const g_q = static_cast<const char *>(args.q) + (int64_t) w.head * HEAD_DIM * 2;
+#pragma unroll 8
+        for (int i = thread; i < PART_ROWS * PIECES; i += PART_THREADS) {
+            const int row = i / PIECES, piece = i % PIECES;
+            const int32_t token = w.first_row + part * PART_ROWS + row;
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (token < w.of.q_len)
+                x = __ldg(reinterpret_cast<const uint4 *>(
+                    g_q + (w.of.first_token + token) * args.q_token_stride * 2 + piece * 16));
+            *reinterpret_cast<uint4 *>(s.q[part][0] + line_offset(Q_LINE_BYTES, row, piece)) = x;
+        }
+        fence_async();
+        sync_part();
+    }
+
+    // ---- products
+
+    __device__ __forceinline__ void ask_for_scores(int32_t slot)
+    {
+        const uint64_t q = wgmma_matrix(uniform_address(s.q[part]), 0, ATOM_BYTES);
+        const uint64_t k = wgmma_matrix(uniform_address(s.ring[slot]), 0, ATOM_BYTES);
+#pragma unroll
+        for (int step = 0; step < HEAD_DIM / 16; step++)
+            multiply(r_s, wgmma_further(q, step / 4 * Q_LINE_BYTES + step % 4 * 32),
+                     wgmma_further(k, step / 4 * TILE_LINE_BYTES + step % 4 * 32), step > 0);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void ask_for_sums(int32_t slot)
+    {
+        const uint64_t v = wgmma_matrix(uniform_address(s.ring[slot]), TILE_LINE_BYTES, ATOM_BYTES);
+#pragma unroll
+        for (int step = 0; step < TILE / 16; step++)
+            multiply(r_o, r_p[step], wgmma_further(v, step * 2 * ATOM_BYTES));
+        wgmma_commit();
+    }
+
+    // ---- softmax
+
+    __device__ __forceinline__ void mask_scores(int32_t tile, const tile_keys &there,
+                                                bool are_there)
+    {
+        const int lane = rare_lane_id();
+        const int32_t key = tile * TILE + lane % 4 * 2;
+        const int32_t token =
+            w.first_row + part * PART_ROWS + warp_id() % PART_WARPS * 16 + lane / 4;
+        const key_range visible[2] = { keys_of(args, w.of, token), keys_of(args, w.of, token + 8) };
+#pragma unroll
+        for (int i = 0; i < TILE / 2; i++) {
+            const int column = i / 4 * 8 + i % 2, row = i / 2 % 2;
+            const int32_t from = visible[row].start - key, to = visible[row].end - key;
+            if (column < from || column >= to) r_s[i] = -INFINITY;
+        }
+        if (are_there) return;
+#pragma unroll
+        for (int i = 0; i < TILE / 2; i++) {
+            const int column = i / 4 * 8 + i % 2;
+            const uint32_t bits = there.bits[column / 32] >> lane % 4 * 2;
+            if (!(bits >> column % 32 & 1)) r_s[i] = -INFINITY;
+        }
+    }
+
+    // What is to be done to scores before they are compared.
+    __device__ __forceinline__ void settle_scores(int32_t tile, int32_t slot)
+    {
+        const tile_keys there = s.there[slot];
+        const bool are_there =
+            (there.bits[0] & there.bits[1] & there.bits[2] & there.bits[3]) == ~0u;
+        const bool is_inside = tile * TILE >= common.start && tile * TILE <= common.end - TILE;
+        if (by.is_first) {
+#pragma unroll
+            for (int i = 0; i < TILE / 2; i++) r_s[i] = scale_score(by, r_s[i]);
+        }
+        if (!is_inside || !are_there) mask_scores(tile, there, are_there);
+    }
+
+    // K, once all weights are there. Sums of weights are never below 0; but so the assembler cannot
+    // put off the exponentials until the tensor cores are done with V.
+    __device__ __forceinline__ void free_weighed(int32_t slot) const
+    {
+        __syncwarp();
+        if (lane_id() == 0 && !(l[0] + l[1] < 0)) barrier_arrive(shared_address(&s.empty[slot]));
+    }
+
+    // Weights; `alpha`: what they were before is to be multiplied with.
+    __device__ __forceinline__ void weigh(float (&alpha)[2])
+    {
+        float finite[2], sum[2] = {};
+#pragma unroll
+        for (int i = 0; i < TILE / 2; i += 2)
+            m[i / 2 % 2] = max_nan(m[i / 2 % 2], max_nan(r_s[i], r_s[i + 1]));
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            m[row] = max_nan(m[row], __shfl_xor_sync(~0u, m[row], 1));
+            m[row] = max_nan(m[row], __shfl_xor_sync(~0u, m[row], 2));
+            const float before = base[row];
+            base[row] = __fmaf_rn(m[row], by.factor, SHIFT);
+            finite[row] = finite_or_zero(base[row]);
+            alpha[row] = ex2(before - finite[row]);
+        }
+#pragma unroll
+        for (int i = 0; i < TILE / 2; i++) {
+            r_s[i] = ex2(__fmaf_rn(r_s[i], by.factor, -finite[i / 2 % 2]));
+            sum[i / 2 % 2] += r_s[i];
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) l[row] = __fmaf_rn(l[row], alpha[row], sum[row]);
+    }
+
+    __device__ __forceinline__ void round_weights()
+    {
+#pragma unroll
+        for (int i = 0; i < TILE / 4; i++) r_p[i / 4][i % 4] = pack(r_s[i * 2], r_s[i * 2 + 1]);
+    }
+
+    __device__ __forceinline__ void rescale(const float (&alpha)[2])
+    {
+        if (!__ballot_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) return;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) r_o[i] = __fmul_rn(r_o[i], alpha[i / 2 % 2]);
+    }
+
+    // ---- tiles
+
+    __device__ __forceinline__ void begin(int32_t tile)
+    {
+        float alpha[2];
+        const int32_t slot = at.slot;
+        wait_for_tile();
+        wgmma_fence();
+        ask_for_scores(slot);
+        at.next();
+        wgmma_wait<0>();
+        hold_registers(r_s);
+        settle_scores(tile, slot);
+        weigh(alpha);
+        free_weighed(slot);
+        round_weights();
+    }
+
+    // K of the tile, V of the one before.
+    __device__ __forceinline__ void go_on(int32_t tile)
+    {
+        float alpha[2];
+        const int32_t k_slot = at.slot;
+        wait_for_tile();
+        at.next();
+        take_turn();
+        wgmma_fence();
+        ask_for_scores(k_slot);
+        const int32_t v_slot = at.slot;
+        wait_for_tile();
+        at.next();
+        wgmma_fence();
+        ask_for_sums(v_slot);
+        give_turn();
+        wgmma_wait<1>();
+        hold_registers(r_s);
+        settle_scores(tile, k_slot);
+        weigh(alpha);
+        free_weighed(k_slot);
+        wgmma_wait<0>();
+        hold_registers(r_o);
+        free_tile(v_slot);
+        rescale(alpha);
+        round_weights();
+    }
+
+    __device__ __forceinline__ void end()
+    {
+        const int32_t slot = at.slot;
+        wait_for_tile();
+        wgmma_fence();
+        ask_for_sums(slot);
+        at.next();
+        wgmma_wait<0>();
+        hold_registers(r_o);
+        free_tile(slot);
+    }
+
+    // K of a tile, V of the one before, and the turn.
+    __device__ __forceinline__ void pass_over_step()
+    {
+        pass_over();
+        take_turn();
+        give_turn();
+        pass_over();
+    }
+
+    // To the tile, of which K is next.
+    __device__ __forceinline__ void pass_over_until(int32_t tile)
+    {
+        pass_over();
+#pragma unroll 1
+        for (int32_t i = w.tiles.start + 1; i < tile; i++) pass_over_step();
+    }
+
+    // Of the block's tiles those that this warpgroup's query tokens see.
+    __device__ __forceinline__ void fold()
+    {
+        if (PARTS > 1 && part == PARTS - 1) give_turn();
+        if (tiles.start >= tiles.end) {
+            if (w.tiles.start >= w.tiles.end) return;
+            pass_over_until(w.tiles.end);
+            pass_over();
+            return;
+        }
+        const bool is_first = tiles.start == w.tiles.start, is_last = tiles.end == w.tiles.end;
+        if (!is_first) {
+            pass_over_until(tiles.start);
+            take_turn();
+            give_turn();
+        }
+        begin(tiles.start);
+        if (!is_first) pass_over();
+#pragma unroll 1
+        for (int32_t tile = tiles.start + 1; tile < tiles.end; tile++) go_on(tile);
+        if (!is_last) {
+            pass_over();
+            take_turn();
+            give_turn();
+        }
+        end();
+        if (is_last) return;
+#pragma unroll 1
+        for (int32_t i = tiles.end + 1; i < w.tiles.end; i++) pass_over_step();
+        pass_over();
+    }
+
+    // ---- output
+
+    // Each warp brings its rows in order in a part of what its queries were in.
+    __device__ __forceinline__ void store()
+    {
+        const int warp = warp_id() % PART_WARPS;
+        const int32_t token = w.first_row + part * PART_ROWS + warp * 16;
+        const float sink = sink_of(args, w.head);
+        float o[HEAD_DIM / 8][4];
+        row_end ends[2];
+#pragma unroll
+        for (int row = 0; row < 2; row++) ends[row] = end_row(base[row], sum_quad(l[row]), sink);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) o[i / 4][i % 4] = r_o[i];
+        store_lse(args, w, token, ends);
+        sync_part();
+        store_rows(args, w, token, 0, ends, o, s.q[part][0] + warp * 16 * ROW_BYTES);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    ROW_NAME(const __grid_constant__ struct attn_prefill_args args)
+{
+    extern __shared__ __align__(1024) unsigned char s_bytes[];
+    smem &s = *reinterpret_cast<smem *>(s_bytes);
+    let_next_grid_come();
+    if (args.has_boxes && threadIdx.x == 0) {
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
+    }
+    if (threadIdx.x < STAGES) {
+        s.there[threadIdx.x] = { { ~0u, ~0u, ~0u, ~0u } };
+        barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : WORDS);
+        barrier_init(shared_address(&s.empty[threadIdx.x]), WARPS);
+    }
+    fence_async();
+    wait_for_grids_before();
+    if (warp_id() == 0) {
+        const work w = find_work(args);
+        if (lane_id() == 0) s.w = w;
+    }
+    __syncthreads();
+    if (s.w.sequence < 0) return;
+    if (warp_id() >= WARPS) {
+        lower_registers<COPY_REGISTERS>();
+        if (warp_id() < WARPS + (args.has_boxes ? COPIERS : WORDS)) feed(args, s, s.w).run();
+        return;
+    }
+    raise_registers<MULTIPLY_REGISTERS>();
+    team t(args, s, s.w);
+    t.load_q();
+    t.fold();
+    t.store();
+}
