@@ -19,7 +19,16 @@ struct scaling {
 static __device__ __forceinline__ scaling scaling_of(const attn_prefill_args &args)
 {
     scaling by;
-    const float factor = args.scale * LOG2_E;
+    float factor = args.scale * LOG2_E;
+#if ATTN_MUTATION == 30
+    if (ROWS > 64) factor *= 1.0001f;
+#elif ATTN_MUTATION == 31
+    if (args.q_offset > 0) factor *= 1.0001f;
+#elif ATTN_MUTATION == 32
+    if (args.block_table) factor *= 1.0001f;
+#elif ATTN_MUTATION == 33
+    if (args.batch > 1) factor *= 1.0001f;
+#endif
     by.cap = args.softcap > 0 ? args.softcap : 0.0f;
     by.is_first = by.cap > 0 || !(factor > 0);
     by.factor = by.is_first ? 1.0f : factor;

@@ -75,6 +75,11 @@ static __device__ __forceinline__ key_range keys_of(const attn_prefill_args &arg
     if (args.window > 0)
         keys.start = (int32_t) min(max(position - args.window + 1, (int64_t) 0), behind);
     if (args.causal) keys.end = (int32_t) min(max(position + 1, (int64_t) 0), behind);
+#if ATTN_MUTATION == 34
+    if (args.causal && keys.end < behind) keys.end++;
+#elif ATTN_MUTATION == 35
+    if (args.window > 0 && keys.start > 0) keys.start--;
+#endif
     return keys;
 }
 

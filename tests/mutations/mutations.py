@@ -57,10 +57,17 @@ KERNEL = [
     (26, "gpu_trees", "gpu_trees/exact_means", "a token takes its draft keys from the next row"),
     (27, "gpu_trees", "gpu_trees/exact_means", "the window of a token begins one key later"),
     (28, "gpu_trees", "gpu_trees/exact_means", "pages of V are taken from the table of K"),
+    (30, "gpu_prefill", "gpu_prefill/twins_have_the_bits_of_originals", "twins scale q"),
+    (31, "gpu_prefill", "gpu_prefill/has_the_same_bits_in_pages_and_chunks", "chunks scale q"),
+    (32, "gpu_prefill", "gpu_prefill/has_the_same_bits_in_pages_and_chunks", "pages scale q"),
+    (33, "gpu_prefill", "gpu_prefill/has_the_same_bits_alone_and_in_company", "batches scale q"),
+    (34, "gpu_prefill", "gpu_prefill/agrees_with_the_definition", "a token sees the next key"),
+    (35, "gpu_prefill", "gpu_prefill/agrees_with_the_definition", "windows begin a key early"),
 ]
 
-# The rows that these tests need: they leave out what a pack does not serve.
-KERNEL_ROWS = re.compile(r"decode_bf16_d(64|128|256)(_r16)? *=")
+# The rows that these tests need: of decode they leave out what a pack does not serve.
+DECODE_ROWS = re.compile(r"decode_bf16_d(64|128|256)(_r16)? *=")
+PREFILL_ROWS = re.compile(r"prefill_")
 
 
 def run(command, **kwargs):
@@ -113,8 +120,8 @@ def check_host(source):
     return wrong
 
 
-def make_thin_source(source, target, thin):
-    """The source tree, but of the target only the rows that are needed."""
+def make_thin_source(source, target, thin, needed):
+    """The source tree, but of the target only the rows that match `needed`."""
     thin.mkdir()
     for part in source.iterdir():
         if part.name not in (".git", "targets"):
@@ -123,9 +130,9 @@ def make_thin_source(source, target, thin):
     for name in ("meson.build", f"{target}/target.conf"):
         (thin / "targets" / name).symlink_to(source / "targets" / name)
     conf = (source / "targets" / target / "kernels.conf").read_text(encoding="utf-8")
-    rows = [line for line in conf.splitlines(keepends=True) if KERNEL_ROWS.match(line)]
+    rows = [line for line in conf.splitlines(keepends=True) if needed.match(line)]
     if not rows:
-        sys.exit(f"{target} has no row that matches {KERNEL_ROWS.pattern}")
+        sys.exit(f"{target} has no row that matches {needed.pattern}")
     (thin / "targets" / target / "kernels.conf").write_text("".join(rows), encoding="utf-8")
 
 
@@ -141,13 +148,18 @@ def build_pack(thin, target, packs, number):
 
 def build_packs(source, target, packs):
     with tempfile.TemporaryDirectory() as folder:
-        thin = pathlib.Path(folder) / "source"
-        make_thin_source(pathlib.Path(source).resolve(), target, thin)
+        # Faults are built into the rows that they are in, what has none into all that are needed.
+        faults = {
+            number: PREFILL_ROWS if program == "gpu_prefill" else DECODE_ROWS
+            for number, program, _, _ in KERNEL
+        }
+        faults[0] = re.compile(f"{DECODE_ROWS.pattern}|{PREFILL_ROWS.pattern}")
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            builds = [
-                pool.submit(build_pack, thin, target, pathlib.Path(packs), number)
-                for number in [0] + [row[0] for row in KERNEL]
-            ]
+            builds = []
+            for number, needed in faults.items():
+                thin = pathlib.Path(folder) / f"source-{number}"
+                make_thin_source(pathlib.Path(source).resolve(), target, thin, needed)
+                builds.append(pool.submit(build_pack, thin, target, pathlib.Path(packs), number))
             for done in builds:
                 done.result()
 
