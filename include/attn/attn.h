@@ -12,6 +12,7 @@
 #include "prefill.h"
 #include "splitk.h"
 #include "target.h"
+#include "tiled.h"
 #include "version.h"
 
 #endif

@@ -49,7 +49,7 @@ enum attn_dtype case_dtype(const struct case_file *const loaded)
 
 const char *case_op_name(const enum case_op op)
 {
-    static const char *const names[] = { "decode", "ctm", "prefill" };
+    static const char *const names[] = { "decode", "ctm", "prefill", "tiled" };
     return names[op];
 }
 
@@ -295,6 +295,8 @@ static void warn_about_extras(const struct case_reader *const in)
           NULL },
         { "q", "k", "v", "k_pool", "v_pool", "block_table", "cu_seqlens", "kv_lens", "q_offsets",
           "sinks", "expected_o", "expected_lse", NULL },
+        { "q", "k_pool", "v_pool", "block_list", "block_counts", "last_block_valid_slots",
+          "expected_o", "expected_lse", NULL },
     };
     static const char *const keys[][16] = {
         { "format", "version", "op", "scale", "window", "softcap", "k_scale", "v_scale", "policy",
@@ -303,6 +305,7 @@ static void warn_about_extras(const struct case_reader *const in)
           "v_scale", NULL },
         { "format", "version", "op", "scale", "causal", "window", "softcap", "kernel", "kv_len",
           "q_offset", NULL },
+        { "format", "version", "op", "scale", "tile_capacity", NULL },
     };
     const char *key;
     json_t *value;
@@ -318,7 +321,6 @@ static void warn_about_extras(const struct case_reader *const in)
 
 static int check_identity(const struct case_reader *const in)
 {
-    static const char *const later[] = { "tiled", NULL };
     const char *const format = case_find_scalar(in, "format"), *const version =
                                                                    case_find_scalar(in, "version");
     const char *const op = case_find_scalar(in, "op"), *const name = in->to->file->name;
@@ -330,13 +332,10 @@ static int check_identity(const struct case_reader *const in)
         return safetensors_fail(in->why, "%s: case file version '%s'; this program reads version 1",
                                 name, version ? version : "(none)");
     if (!op) return safetensors_fail(in->why, "%s: scalar 'op' is missing", name);
-    for (int i = CASE_DECODE; i <= CASE_PREFILL; i++) {
+    for (int i = CASE_DECODE; i <= CASE_TILED; i++) {
         in->to->op = (enum case_op) i;
         if (!strcmp(op, case_op_name(in->to->op))) return 0;
     }
-    if (is_listed(op, later))
-        return safetensors_fail(in->why, "%s: operation %s is not supported by this version", name,
-                                op);
     return safetensors_fail(in->why, "%s: unknown operation '%s'", name, op);
 }
 
@@ -347,6 +346,7 @@ static int read_case(const struct case_reader *const in)
     if (!result)
         result = in->to->op == CASE_CTM       ? read_ctm(in)
                  : in->to->op == CASE_PREFILL ? case_read_prefill(in)
+                 : in->to->op == CASE_TILED   ? case_read_tiled(in)
                                               : read_decode(in);
     if (!result) result = read_all_expected(in);
     if (!result) warn_about_extras(in);

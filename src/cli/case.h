@@ -10,12 +10,14 @@
 #include "attn/ctm.h"
 #include "attn/decode.h"
 #include "attn/prefill.h"
+#include "attn/tiled.h"
 #include "cli/safetensors.h"
 
 enum case_op {
     CASE_DECODE,
     CASE_CTM,
     CASE_PREFILL,
+    CASE_TILED,
 };
 
 // What a prefill case asks for: attn_prefill, or the original or its twin for its layout.
@@ -25,11 +27,21 @@ enum case_kernel {
     CASE_KERNEL_128,
 };
 
+// What a tiled case has beside the tensors that it shares with decode.
+struct case_tiled {
+    // [batch, list_length], [batch], and [batch] or NULL: all slots.
+    const int32_t *block_list, *block_counts, *valid_slots;
+    int32_t list_length;
+    // Blocks of a tile: 1 or more.
+    int32_t tile_capacity;
+};
+
 struct case_file {
     struct safetensors *file;
     enum case_op op;
     // A decode call on host pointers, strides filled in; o, lse, fault, dropped_blocks and what a
-    // launch needs (workspace, counters) are NULL. Of a ctm case: what it is as a call of decode.
+    // launch needs (workspace, counters) are NULL. Of a ctm case or a tiled one: what it is as a
+    // call of decode.
     struct attn_decode_params params;
     // The call of a ctm case on host pointers, without the same; all 0 otherwise.
     struct attn_ctm_params ctm;
@@ -37,6 +49,8 @@ struct case_file {
     // otherwise. params is then that of no call.
     struct attn_prefill_params prefill;
     enum case_kernel kernel;
+    // Of a tiled case; all 0 otherwise.
+    struct case_tiled tiled;
     // As written in the file; "": the target's. Of a ctm case: chunk, whatever the file has.
     char policy[32];
     // In o's shape, and in that without head_dim; NULL where the file has none.
@@ -59,14 +73,14 @@ int case_parse(struct case_file *loaded, const char *name, const void *bytes, si
                case_warn_fn warn, void *user, char *why);
 void case_free(struct case_file *loaded);
 
-// Of decode and ctm: elements of q and of o, and of lse.
+// Of decode, ctm and tiled: elements of q and of o, and of lse.
 size_t case_elements(const struct attn_decode_params *params);
 size_t case_rows(const struct attn_decode_params *params);
 // The shape of q in the file, and of o; returns its rank.
 int case_shape(const struct case_file *loaded, int64_t shape[4]);
 // Type of q and o.
 enum attn_dtype case_dtype(const struct case_file *loaded);
-// "decode", "ctm", "prefill".
+// "decode", "ctm", "prefill", "tiled".
 const char *case_op_name(enum case_op op);
 
 #endif

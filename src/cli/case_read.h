@@ -52,5 +52,7 @@ int case_read_expected(const struct case_reader *in, const char *name, int rank,
 
 // The tensors and scalars of a prefill case, into in->to->prefill and in->to->kernel.
 int case_read_prefill(const struct case_reader *in);
+// Those of a tiled case, into in->to->params and in->to->tiled.
+int case_read_tiled(const struct case_reader *in);
 
 #endif

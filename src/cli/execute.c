@@ -21,14 +21,15 @@ static void *alloc_aligned(const size_t bytes)
                : aligned_alloc(ALIGNMENT, (bytes / ALIGNMENT + 1) * ALIGNMENT);
 }
 
-// A call of one of the operations. Of a ctm call, `decode` is what it is as one of decode: sizes of
-// tensors are those of both.
+// A call of one of the operations. Of a ctm call and of a tiled one, `decode` is what it is as one
+// of decode: sizes of tensors are those of both.
 struct call {
     enum case_op op;
     struct attn_decode_params decode;
     struct attn_ctm_params ctm;
     struct attn_prefill_params prefill;
     enum case_kernel kernel;
+    struct case_tiled tiled;
     size_t workspace_bytes;
     int32_t num_counters;
 };
@@ -93,6 +94,7 @@ static enum attn_status enqueue(struct attn_device *const device, struct call *c
 {
     if (call->op == CASE_PREFILL)
         return execute_prefill_enqueue(device, &call->prefill, call->kernel, stream);
+    if (call->op == CASE_TILED) return execute_tiled_run(device, &call->decode, &call->tiled);
     call->ctm.stream = stream;
     return call->op == CASE_CTM ? attn_ctm_run(device, &call->ctm)
                                 : attn_decode(device, &call->decode, stream);
@@ -138,6 +140,8 @@ static enum attn_status fail_driver(const int code, char *const why, const size_
 static enum attn_status fail_library(const enum attn_status status, char *const why,
                                      const size_t why_size)
 {
+    // Only the program itself runs out of memory without a sentence.
+    if (status == ATTN_ERROR_NO_MEMORY && !*attn_last_error()) return fail_memory(why, why_size);
     snprintf(why, why_size, "%s",
              status == ATTN_DECLINED ? "the kernel of 128 query tokens declines this call"
                                      : attn_last_error());
@@ -370,6 +374,16 @@ enum attn_status execute_prefill(struct attn_device *const device, struct gpu *c
     return run_call(device, gpu, &call, plan.kernel, result, why, why_size);
 }
 
+enum attn_status execute_tiled(struct attn_device *const device, struct gpu *const gpu,
+                               const struct attn_decode_params *const params,
+                               const struct case_tiled *const tiled, struct execution *const result,
+                               char *const why, const size_t why_size)
+{
+    struct call call = { .op = CASE_TILED, .decode = *params, .tiled = *tiled };
+    memset(result, 0, sizeof(*result));
+    return run_call(device, gpu, &call, gpu ? "" : "host executor", result, why, why_size);
+}
+
 enum attn_status execute_case(struct attn_device *const device, struct gpu *const gpu,
                               const struct case_file *const loaded, struct execution *const result,
                               char *const why, const size_t why_size)
@@ -377,6 +391,8 @@ enum attn_status execute_case(struct attn_device *const device, struct gpu *cons
     if (loaded->op == CASE_PREFILL)
         return execute_prefill(device, gpu, &loaded->prefill, loaded->kernel, result, why,
                                why_size);
+    if (loaded->op == CASE_TILED)
+        return execute_tiled(device, gpu, &loaded->params, &loaded->tiled, result, why, why_size);
     return loaded->op == CASE_CTM
                ? execute_ctm(device, gpu, &loaded->ctm, result, why, why_size)
                : execute_decode(device, gpu, &loaded->params, result, why, why_size);

@@ -35,6 +35,12 @@ enum attn_status execute_ctm(struct attn_device *device, struct gpu *gpu,
 enum attn_status execute_prefill(struct attn_device *device, struct gpu *gpu,
                                  const struct attn_prefill_params *params, enum case_kernel kernel,
                                  struct execution *result, char *why, size_t why_size);
+// The same for a tiled case, in tiles of its tile_capacity; `params` are what it is as a call of
+// decode.
+enum attn_status execute_tiled(struct attn_device *device, struct gpu *gpu,
+                               const struct attn_decode_params *params,
+                               const struct case_tiled *tiled, struct execution *result, char *why,
+                               size_t why_size);
 // Whichever the case is of.
 enum attn_status execute_case(struct attn_device *device, struct gpu *gpu,
                               const struct case_file *loaded, struct execution *result, char *why,
@@ -45,6 +51,12 @@ void execution_free(struct execution *result);
 enum attn_status execute_prefill_enqueue(struct attn_device *device,
                                          const struct attn_prefill_params *params,
                                          enum case_kernel kernel, attn_stream stream);
+
+// A whole step; `call` has what is read and what is written, in host memory. On a GPU:
+// ATTN_ERROR_UNSUPPORTED, as attn_tiled_create says.
+enum attn_status execute_tiled_run(struct attn_device *device,
+                                   const struct attn_decode_params *call,
+                                   const struct case_tiled *tiled);
 
 // Bytes of K as strides lay it out, the last page whole; V is alike.
 size_t execute_pool_bytes(const struct attn_decode_params *params);

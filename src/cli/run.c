@@ -46,9 +46,10 @@ static void print_help(void)
         "  --json             one JSON object\n");
 }
 
+// Tiled decode carries its state in FP32 on the host, too.
 static enum attn_check_bound get_bound(const struct run *const run)
 {
-    return run->gpu ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
+    return run->gpu || run->loaded.op == CASE_TILED ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
 }
 
 static bool is_good(const struct verdict *const verdict)
@@ -139,7 +140,7 @@ static json_t *describe_verdict(const struct verdict *const verdict)
     return object;
 }
 
-// Of decode and ctm.
+// Of decode, ctm and tiled.
 static json_t *describe_decode(const struct run *const run)
 {
     const struct attn_decode_params *const params = &run->loaded.params;
@@ -188,6 +189,8 @@ static int print_json(const struct run *const run, const bool good)
                   "fault_sequence", fault);
     json_t *const call =
         run->loaded.op == CASE_PREFILL ? describe_prefill(run) : describe_decode(run);
+    if (run->loaded.op == CASE_TILED)
+        json_object_set_new(call, "tile_capacity", json_integer(run->loaded.tiled.tile_capacity));
     json_object_update(document, call);
     json_decref(call);
     json_object_set_new(document, "checks", checks);
@@ -283,6 +286,9 @@ static void print_decode(const struct run *const run)
     if (params->q_len > 1)
         printf("tokens      %d a sequence, %s\n", params->q_len,
                params->tree_mask ? "with a tree mask" : "causal");
+    if (run->loaded.op == CASE_TILED)
+        printf("tiles       of up to %d blocks of each sequence\n",
+               run->loaded.tiled.tile_capacity);
 }
 
 static void print_readable(const struct run *const run)
@@ -337,9 +343,14 @@ static int report(struct run *const run)
             "past its page table, or a page id outside the pool among the keys that it sees; "
             "such entries are clamped, and such keys count as absent",
             run->options.file, run->result.fault);
+    const bool is_tiled = run->loaded.op == CASE_TILED;
+    if (run->result.fault != INT32_MAX && is_tiled)
+        cli_fail("%s: sequence %d has a count of blocks below 0 or past its list, or lists a block "
+                 "outside the pool; counts are clamped, and such blocks count as absent",
+                 run->options.file, run->result.fault);
     const char *const fewer =
         run->loaded.params.q_len > 1 ? ", of fewer keys than query tokens," : "";
-    if (run->result.fault != INT32_MAX && !is_prefill)
+    if (run->result.fault != INT32_MAX && !is_prefill && !is_tiled)
         cli_fail(
             "%s: sequence %d has a length below 0%s or past its page table, or a page id outside the "
             "pool among its attended keys; such keys count as absent",

@@ -493,7 +493,7 @@ class HostileFiles(Program):
             self.refuse(header, data)
         header, data = read_file(CASE)
         header["__metadata__"]["op"] = "tiled"
-        self.refuse(header, data, "operation tiled is not supported by this version")
+        self.refuse(header, data, "'block_list' is missing")
         header, data = read_file(CASE)
         header["__metadata__"]["scale"] = 0.5
         self.refuse(header, data, "'scale' is not a string")
@@ -535,6 +535,93 @@ class HostileFiles(Program):
             header, data = self.sample(*self.TREE)
             header["__metadata__"][key] = value
             self.refuse(header, data, f"'{key}'")
+
+    def tiled(self, capacity=3):
+        """The decode case as lists of blocks, cut into tiles."""
+        header, data = read_file(CASE)
+        size = header["k_pool"]["shape"][1]
+        begin, end = header["seq_lens"]["data_offsets"]
+        lens = struct.unpack(f"<{(end - begin) // 4}i", data[begin:end])
+        counts = [-(-length // size) for length in lens]
+        # Where there is no block, nobody looks at its slots.
+        valid = [length - (count - 1) * size if count else -5 for length, count in zip(lens, counts)]
+        header["block_list"] = header.pop("block_table")
+        header["block_counts"] = header.pop("seq_lens")
+        header["last_block_valid_slots"] = {"dtype": "I32", "shape": [len(lens)],
+                                            "data_offsets": [len(data), len(data) + 4 * len(lens)]}
+        header["__metadata__"] = {"format": "attn-case", "version": "1", "op": "tiled",
+                                  "tile_capacity": str(capacity)}
+        pack = struct.Struct(f"<{len(lens)}i").pack
+        return header, data[:begin] + pack(*counts) + data[end:] + pack(*valid)
+
+    def test_a_tiled_case_in_any_tiles(self):
+        path, out = self.path("tiled.safetensors"), self.path("out")
+        results = []
+        for capacity in (1, 3, 2147483647):
+            write_file(path, *self.tiled(capacity))
+            done = self.expect(0, "run", path, "--check", "--device", "host", "--lse", "-o", out)
+            self.assertEqual(done.stderr, "")
+            self.assertIn("definition  ok", done.stdout)
+            self.assertIn("expected_o  ok", done.stdout)
+            self.assertIn(f"tiles       of up to {capacity} blocks", done.stdout)
+            header, data = read_file(out)
+            self.assertEqual(header["__metadata__"]["op"], "tiled")
+            results.append(data)
+        self.assertEqual(results, results[:1] * 3)
+        found = json.loads(self.expect(0, "run", path, "--check", "--device", "host", "--json").stdout)
+        self.assertEqual((found["op"], found["tile_capacity"]), ("tiled", 2147483647))
+        # All slots of the last block where the file does not say: NaN among them.
+        header, data = self.tiled()
+        header["other"] = header.pop("last_block_valid_slots")
+        write_file(path, header, data)
+        done = self.expect(1, "run", path, "--check", "--device", "host")
+        self.assertIn("expected_o  FAILED", done.stdout)
+
+    def test_a_tiled_case_that_is_wrong(self):
+        for name in ("q", "k_pool", "v_pool", "block_list", "block_counts"):
+            header, data = self.tiled()
+            header["other"] = header.pop(name)
+            self.refuse(header, data, f"'{name}' is missing")
+            header, data = self.tiled()
+            header[name]["shape"] = [1, *header[name]["shape"], 1]
+            self.refuse(header, data, f"'{name}'", "shape")
+        header, data = self.tiled()
+        header["last_block_valid_slots"]["shape"].append(1)
+        self.refuse(header, data, "'last_block_valid_slots'", "shape")
+        header, data = self.tiled()
+        header["v_pool"]["dtype"] = "F16"
+        self.refuse(header, data, "'v_pool'", "F16", "BF16")
+        header, data = self.tiled()
+        begin, end = header["k_pool"]["data_offsets"]
+        pages, size, heads, dim = header["k_pool"]["shape"]
+        header["k_pool"].update(dtype="F8_E4M3", shape=[pages, size, 2 * heads, dim])
+        self.refuse(header, data, "'k_pool'", "F8_E4M3", "BF16")
+        for value in ("0", "-1", "x", "2147483648"):
+            header, data = self.tiled()
+            header["__metadata__"]["tile_capacity"] = value
+            self.refuse(header, data, "'tile_capacity'")
+        header, data = self.tiled()
+        del header["__metadata__"]["tile_capacity"]
+        self.refuse(header, data, "scalar 'tile_capacity' is missing")
+        header, data = self.tiled()
+        rows, heads, dim = header["q"]["shape"]
+        header["q"]["shape"] = [rows, heads * 2, dim // 2]
+        for name in ("k_pool", "v_pool"):
+            pages, size, heads, dim = header[name]["shape"]
+            header[name]["shape"] = [pages, size, heads * 2, dim // 2]
+        header["o"], header["lse"] = header.pop("expected_o"), header.pop("expected_lse")
+        self.refuse(header, data, "head_dim is 32: tiled decode serves 64, 128 and 256")
+
+    def test_a_tiled_case_with_faults(self):
+        header, data = self.tiled()
+        sequences, width = header["block_list"]["shape"]
+        counts, blocks = header["block_counts"]["data_offsets"][0], header["block_list"]["data_offsets"][0]
+        path = self.path("faulty.safetensors")
+        for place, value, sequence in ((counts + 4 * (sequences - 1), width + 1, sequences - 1),
+                                       (counts, -1, 0), (blocks, -7, 0), (blocks, 2 ** 30, 0)):
+            write_file(path, header, data[:place] + struct.pack("<i", value) + data[place + 4:])
+            done = self.expect(1, "run", path, "--device", "host")
+            self.assertIn(f"sequence {sequence} has a count of blocks below 0 or past its list", done.stderr)
 
     def test_too_few_words_of_a_mask(self):
         header, data = self.sample(*self.TREE)
@@ -978,7 +1065,7 @@ class Bench(Program):
             count[chosen] = len(names)
         self.assertEqual(count["all"], sum(count.values()) - count["all"])
         self.assertEqual((count["pages"], count["ratio"], count["ctm"], count["tree"], count["skip"]),
-                         (7, 16, 8, 3, 5))
+                         (7, 16, 8, 3, 6))
         self.assertEqual(self.expect(0, "bench", "ctm", "--list").stdout,
                          self.expect(0, "bench", "--list", "--set", "ctm").stdout)
         self.assertEqual(count["default"], len(self.expect(0, "bench", "--list").stdout.splitlines()))
