@@ -274,7 +274,8 @@ def test_new_chip(tree):
     )
     devel = list_installed(build, "devel")
     headers = sorted("include/attn/" + f.name for f in (tree.root / "include" / "attn").glob("*.h"))
-    wanted = sorted([*headers, "lib/libattn.so", "lib/pkgconfig/attn.pc"])
+    cmake = [f"lib/cmake/attn/attn-config{end}.cmake" for end in ("", "-version")]
+    wanted = sorted([*headers, *cmake, "lib/libattn.so", "lib/pkgconfig/attn.pc"])
     expect(devel == wanted, f"devel: {devel}")
     pc = (build / "meson-private" / "attn.pc").read_text()
     for line in ["targets=rubin", "packdir=${libdir}/attn"]:
