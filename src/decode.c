@@ -12,7 +12,6 @@
 #include "pack_scan.h"
 #include "status.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define WORKSPACE_UNIT 256
@@ -59,14 +58,8 @@ static size_t round_up(const size_t bytes)
 static enum attn_status fail_unsupported(const struct attn_device *const device,
                                          const struct attn_decode_shape *const shape)
 {
-    char kernels[640] = "";
-    size_t used = 0;
-    for (int32_t i = 0; i < device->info.num_kernels && used < sizeof(kernels); i++) {
-        if (device->pack->rows[i].op != ATTN_ROW_DECODE) continue;
-        const int written = snprintf(kernels + used, sizeof(kernels) - used, "%s%s",
-                                     used ? ", " : "", device->pack->rows[i].name);
-        used += written > 0 ? (size_t) written : 0;
-    }
+    char kernels[640];
+    attn_pack_name_rows(device->pack, ATTN_ROW_DECODE, kernels, sizeof(kernels));
     return attn_fail(
         device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
         "target %s has no decode kernel for q %s, KV %s, head_dim %d, %d query heads a KV "

@@ -140,6 +140,19 @@ int32_t attn_pack_row_threads(const struct attn_pack_row *const row)
     return ATTN_DECODE_THREADS(row->warps);
 }
 
+void attn_pack_name_rows(const struct attn_pack *const pack, const int32_t op, char *const names,
+                         const size_t size)
+{
+    size_t used = 0;
+    names[0] = '\0';
+    for (uint32_t i = 0; i < pack->num_rows && used < size; i++) {
+        if (pack->rows[i].op != op) continue;
+        const int written =
+            snprintf(names + used, size - used, "%s%s", used ? ", " : "", pack->rows[i].name);
+        used += written > 0 ? (size_t) written : 0;
+    }
+}
+
 static bool is_sane_prefill(const struct attn_pack_row *const row)
 {
     return (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) && row->kv == row->q &&

@@ -11,6 +11,9 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *row);
 // Threads of a block.
 int32_t attn_pack_row_threads(const struct attn_pack_row *row);
 
+// Names of the rows of an operation, with commas between; as far as `size` bytes hold them.
+void attn_pack_name_rows(const struct attn_pack *pack, int32_t op, char *names, size_t size);
+
 struct attn_pack_seen {
     // The target's name; the file's where the pack is not sound.
     char name[64];

@@ -8,8 +8,6 @@
 #include "prefill_check.h"
 #include "status.h"
 
-#include <stdio.h>
-
 const struct attn_pack_row *attn_prefill_find_row(const struct attn_device *const device,
                                                   const enum attn_dtype dtype,
                                                   const int32_t head_dim,
@@ -32,21 +30,15 @@ static enum attn_status fail_unsupported(const struct attn_device *const device,
                                          const enum attn_dtype dtype, const int32_t head_dim,
                                          const enum attn_prefill_form form)
 {
-    char kernels[640] = "";
-    size_t used = 0;
-    for (int32_t i = 0; i < device->info.num_kernels && used < sizeof(kernels); i++) {
-        if (device->pack->rows[i].op != ATTN_ROW_PREFILL) continue;
-        const int written = snprintf(kernels + used, sizeof(kernels) - used, "%s%s",
-                                     used ? ", " : "", device->pack->rows[i].name);
-        used += written > 0 ? (size_t) written : 0;
-    }
+    char kernels[640];
+    attn_pack_name_rows(device->pack, ATTN_ROW_PREFILL, kernels, sizeof(kernels));
     return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                      "target %s has no prefill kernel%s for %s, head_dim %d; it has: %s",
                      device->info.target,
                      form == ATTN_PREFILL_ORIGINAL ? " of 64 query tokens a block"
                      : form == ATTN_PREFILL_TWIN   ? " of 128 query tokens a block"
                                                    : "",
-                     attn_dtype_name(dtype), head_dim, used ? kernels : "none");
+                     attn_dtype_name(dtype), head_dim, *kernels ? kernels : "none");
 }
 
 // Tiles of `rows` query tokens that the sequences have together, at most: where they differ, each

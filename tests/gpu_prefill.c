@@ -22,9 +22,6 @@ enum {
     FEW_ROWS = 60,
 };
 
-typedef enum attn_status (*entry)(struct attn_device *, const struct attn_prefill_params *,
-                                  attn_stream);
-
 struct kind {
     enum attn_dtype dtype;
     int32_t head_dim;
@@ -54,12 +51,12 @@ TestSuite(gpu_prefill, .init = set_up, .fini = tear_down);
 
 // ---- running
 
-static entry original_of(const struct prefill_data *data)
+static prefill_entry original_of(const struct prefill_data *data)
 {
     return data->c.page_size ? attn_prefill_paged_64 : attn_prefill_64;
 }
 
-static entry twin_of(const struct prefill_data *data)
+static prefill_entry twin_of(const struct prefill_data *data)
 {
     return data->c.page_size ? attn_prefill_fa128_paged : attn_prefill_fa128;
 }
@@ -77,13 +74,13 @@ static bool has_kernel(const struct kind *kind, int32_t rows)
 }
 
 // Notes the kernel that a call of the entry takes.
-static void note_kernel(const struct prefill_data *data, entry function)
+static void note_kernel(const struct prefill_data *data, prefill_entry entry)
 {
     struct attn_prefill_shape shape = attn_prefill_shape_of(&data->params);
     struct attn_prefill_plan plan = { .size = sizeof(plan) };
     const char *name;
     shape.is_ragged = data->c.ragged;
-    shape.rows = function == original_of(data) ? 64 : function == twin_of(data) ? 128 : 0;
+    shape.rows = entry == original_of(data) ? 64 : entry == twin_of(data) ? 128 : 0;
     cr_assert_eq(attn_prefill_plan(session.device, &shape, &plan), ATTN_OK, "%s",
                  attn_last_error());
     for (int32_t i = 0; i < MAX_KERNELS && (name = attn_device_kernel(session.device, i)); i++)
@@ -113,11 +110,11 @@ static void fetch(struct prefill_data *data, const void *memory)
     cr_assert_eq(gpu_download(session.gpu, data->result, memory, data->bytes), 0);
 }
 
-static void run(struct prefill_data *data, entry function)
+static void run(struct prefill_data *data, prefill_entry entry)
 {
     void *const memory = need_upload(data);
     const struct attn_prefill_params params = prefill_data_params(data, memory);
-    const enum attn_status status = function(session.device, &params, session.stream);
+    const enum attn_status status = entry(session.device, &params, session.stream);
     cr_assert_eq(status, ATTN_OK, "%s: %s: %s", data->c.name, attn_status_name(status),
                  attn_last_error());
     fetch(data, memory);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // What attn_bandwidth_probe checks, and what it asks of the driver.
 #include "attn/attn.h"
-#include "support/fake_driver.h"
-#include "support/pack_folder.h"
+#include "support/launches.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -10,35 +9,26 @@
 
 #define BASE ((const void *) (uintptr_t) 0x10000)
 #define SINK ((uint32_t *) (uintptr_t) 0x20000)
-#define STREAM ((attn_stream) (uintptr_t) 0x30000)
 
-static const char *folder;
 static struct attn_device *device;
 
 static void open_device(const enum attn_device_kind kind, const int32_t grid_limit)
 {
-    attn_device_close(&device);
     struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
     params.kind = kind;
-    params.pack_dir = folder;
-    params.target = "hopper";
     params.grid_limit = grid_limit;
-    cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
+    launches_open(&device, params);
 }
 
 static void set_up(void)
 {
-    fake_driver_install();
-    folder = pack_folder_make_with("hopper");
-    cr_assert_not_null(folder);
+    launches_set_up();
     open_device(ATTN_DEVICE_ORDINAL, 0);
 }
 
 static void tear_down(void)
 {
-    attn_device_close(&device);
-    cr_expect(fake_driver_balanced());
-    pack_folder_remove();
+    launches_tear_down(&device);
 }
 
 TestSuite(bench, .init = set_up, .fini = tear_down);

@@ -3,8 +3,7 @@
 // asks for nothing where it refuses. On a fake driver and the fake packs of support/fake_pack.c.
 #include "attn/attn.h"
 #include "decode_boxes.h"
-#include "support/fake_driver.h"
-#include "support/pack_folder.h"
+#include "support/launches.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -12,9 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Device memory that nobody looks into: any address will do, as long as the buffers are apart.
-#define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
-#define STREAM ((attn_stream) AT(99))
 #define TILE 64
 #define WARPS 4
 #define LEVELS_64 3
@@ -23,36 +19,28 @@
 #define GRID_64 (132 * 2)
 #define GRID_256 132
 
-static const char *folder;
 static struct attn_device *device;
 
 static void set_up(void)
 {
     unsetenv("METRALE_ATTN_DECODE_SPLITK");
     unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
-    fake_driver_install();
-    folder = pack_folder_make_with("hopper");
-    cr_assert_not_null(folder);
+    launches_set_up();
 }
 
 static void tear_down(void)
 {
-    attn_device_close(&device);
-    cr_expect(fake_driver_balanced());
-    pack_folder_remove();
+    launches_tear_down(&device);
 }
 
 static void open_device(const enum attn_device_kind kind, const char *const policy,
                         const int32_t grid_limit)
 {
-    attn_device_close(&device);
     struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
     params.kind = kind;
-    params.pack_dir = folder;
-    params.target = "hopper";
     params.splitk_policy = policy;
     params.grid_limit = grid_limit;
-    cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
+    launches_open(&device, params);
 }
 
 // 3 sequences of up to 1600 keys, 24 query heads on 4 KV heads of 64.
@@ -79,21 +67,12 @@ static struct attn_decode_params right_params(void)
     return params;
 }
 
-static const struct fake_launch *last_launch(void)
-{
-    cr_assert_gt(fake.num_launches, 0);
-    return &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
-}
-
 static void expect_refused(const struct attn_decode_params *const params,
                            const enum attn_status expected, const char *const part)
 {
     const int launches = fake.num_launches;
     const enum attn_status status = attn_decode(device, params, STREAM);
-    cr_expect_eq(status, expected, "%s: %s", attn_status_name(status), attn_last_error());
-    cr_expect(strstr(attn_last_error(), part), "'%s' is not in: %s", part, attn_last_error());
-    cr_expect_eq(fake.num_launches, launches);
-    cr_expect_eq(fake.pushes, fake.pops);
+    expect_no_launch(launches, status, expected, part);
 }
 
 // Bytes of `slots` blocks of the merge tree: of each row o, and of each warp m and l.

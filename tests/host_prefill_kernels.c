@@ -21,9 +21,6 @@ enum {
     ALL_ROWS = 1 << 20,
 };
 
-typedef enum attn_status (*entry)(struct attn_device *, const struct attn_prefill_params *,
-                                  attn_stream);
-
 static struct attn_device *device;
 
 static void set_up(void)
@@ -60,12 +57,12 @@ static const struct kind {
 
 // ---- running
 
-static entry original_of(const struct prefill_case *c)
+static prefill_entry original_of(const struct prefill_case *c)
 {
     return c->page_size ? attn_prefill_paged_64 : attn_prefill_64;
 }
 
-static entry twin_of(const struct prefill_case *c)
+static prefill_entry twin_of(const struct prefill_case *c)
 {
     return c->page_size ? attn_prefill_fa128_paged : attn_prefill_fa128;
 }
@@ -77,20 +74,18 @@ static struct prefill_data *build(const struct prefill_case *c)
     return data;
 }
 
-static void run_entry(struct prefill_data *data, entry function)
+static void run_entry(struct prefill_data *data, prefill_entry entry)
 {
-    memcpy(data->result, data->image, data->bytes);
-    const struct attn_prefill_params params = prefill_data_params(data, data->result);
-    const enum attn_status status = function(device, &params, NULL);
+    const enum attn_status status = prefill_data_run_host(data, device, entry);
     cr_assert_eq(status, ATTN_OK, "%s: %s: %s", data->c.name, attn_status_name(status),
                  attn_last_error());
     cr_expect(prefill_data_intact(data), "%s: wrote where it should not", data->c.name);
 }
 
-static struct prefill_data *run(const struct prefill_case *c, entry function)
+static struct prefill_data *run(const struct prefill_case *c, prefill_entry entry)
 {
     struct prefill_data *const data = build(c);
-    run_entry(data, function);
+    run_entry(data, entry);
     return data;
 }
 
@@ -190,6 +185,18 @@ static const struct prefill_sequence ragged[] = {
     { 1, 1, 1, 0 }, { 2, 0, 40, 3 },    { 3, 65, 100, 35 }, { 4, 128, 128, 0 }, { 5, 30, 200, 9 },
     { 6, 3, 0, 0 }, { 7, 150, 140, 0 }, { 8, 1, 150, 149 }, { 9, 5, 64, -3 },
 };
+
+// All of them, of one query head.
+static struct prefill_case ragged_case(const struct kind *kind, const char *name, int32_t page_size)
+{
+    struct prefill_case c = case_of(kind, name);
+    c.ragged = true;
+    c.sequences = ragged;
+    c.batch = COUNT(ragged);
+    c.page_size = page_size;
+    c.num_q_heads = 1;
+    return c;
+}
 
 Test(prefill_kernels, agree_in_ragged_batches)
 {
@@ -334,12 +341,7 @@ Test(prefill_kernels, give_the_same_bits_in_pages_and_chunks)
 Test(prefill_kernels, give_the_same_bits_alone_and_in_a_batch)
 {
     for (size_t k = 0; k < COUNT(kinds); k++) {
-        struct prefill_case c = case_of(&kinds[k], "batch");
-        c.ragged = true;
-        c.sequences = ragged;
-        c.batch = COUNT(ragged);
-        c.page_size = k % 2 ? 16 : 0;
-        c.num_q_heads = 1;
+        const struct prefill_case c = ragged_case(&kinds[k], "batch", k % 2 ? 16 : 0);
         struct prefill_data *batch = run(&c, attn_prefill);
         for (int32_t b = 0; b < c.batch; b++) {
             struct prefill_case alone = c;
@@ -396,18 +398,12 @@ static int32_t defined_fault(struct prefill_data *data)
 static void expect_fault(const struct kind *kind, int32_t page_size, enum prefill_zone zone,
                          int32_t index, int32_t value)
 {
-    struct prefill_case c = case_of(kind, "faulty");
-    c.ragged = true;
-    c.sequences = ragged;
-    c.batch = COUNT(ragged);
-    c.page_size = page_size;
-    c.num_q_heads = 1;
+    const struct prefill_case c = ragged_case(kind, "faulty", page_size);
     struct prefill_data *data = build(&c);
     ((int32_t *) prefill_zone(data, data->image, zone))[index] = value;
     const int32_t fault = defined_fault(data);
-    memcpy(data->result, data->image, data->bytes);
-    const struct attn_prefill_params params = prefill_data_params(data, data->result);
-    cr_assert_eq(attn_prefill(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    cr_assert_eq(prefill_data_run_host(data, device, attn_prefill), ATTN_OK, "%s",
+                 attn_last_error());
     cr_expect_eq(canary_find(data->zones, NUM_PREFILL_ZONES, data->image, data->result,
                              data->bytes),
                  -1, "zone %d, entry %d is %d: wrote where it should not", (int) zone, index,
@@ -453,12 +449,7 @@ Test(prefill_kernels, report_entries_that_cannot_be_followed)
 Test(prefill_kernels, take_bad_pages_for_absent)
 {
     for (size_t k = 0; k < COUNT(kinds); k++) {
-        struct prefill_case c = case_of(&kinds[k], "bad page");
-        c.ragged = true;
-        c.sequences = ragged;
-        c.batch = COUNT(ragged);
-        c.page_size = k % 2 ? 7 : 16;
-        c.num_q_heads = 1;
+        const struct prefill_case c = ragged_case(&kinds[k], "bad page", k % 2 ? 7 : 16);
         struct prefill_data *data = build(&c);
         *prefill_table_at(data, 3, 40) = k % 3 ? -1 : INT32_MAX;
         run_entry(data, attn_prefill);

@@ -3,50 +3,38 @@
 // it asks for nothing where it declines or refuses. On a fake driver and the fake packs of
 // support/fake_pack.c.
 #include "attn/attn.h"
-#include "support/fake_driver.h"
-#include "support/pack_folder.h"
+#include "support/launches.h"
 
 #include <criterion/criterion.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-// Device memory that nobody looks into: any address will do, as long as the buffers are apart.
-#define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
-#define STREAM ((attn_stream) AT(99))
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 typedef enum attn_status (*entry)(struct attn_device *, const struct attn_prefill_params *,
                                   attn_stream);
 
-static const char *folder;
 static struct attn_device *device;
 
 static void set_up(void)
 {
     unsetenv("METRALE_NO_ATTN_FA128");
-    fake_driver_install();
-    folder = pack_folder_make_with("hopper");
-    cr_assert_not_null(folder);
+    launches_set_up();
 }
 
 static void tear_down(void)
 {
-    attn_device_close(&device);
-    cr_expect(fake_driver_balanced());
-    pack_folder_remove();
+    launches_tear_down(&device);
 }
 
 TestSuite(prefill_launch, .init = set_up, .fini = tear_down);
 
 static void open_device(const enum attn_device_kind kind)
 {
-    attn_device_close(&device);
     struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
     params.kind = kind;
-    params.pack_dir = folder;
-    params.target = "hopper";
-    cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
+    launches_open(&device, params);
 }
 
 // 3 sequences of 300 tokens at 700, 24 query heads on 4 KV heads of 256, contiguous.
@@ -85,12 +73,6 @@ static void set_ragged(struct attn_prefill_params *const params)
     params->num_tokens = 900;
 }
 
-static const struct fake_launch *last_launch(void)
-{
-    cr_assert_gt(fake.num_launches, 0);
-    return &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
-}
-
 static const struct fake_map *map_of(const struct attn_box_map *const map)
 {
     return (const struct fake_map *) map->bytes;
@@ -110,10 +92,7 @@ static void expect_refused(const entry function, const struct attn_prefill_param
 {
     const int launches = fake.num_launches;
     const enum attn_status status = function(device, params, STREAM);
-    cr_expect_eq(status, expected, "%s: %s", attn_status_name(status), attn_last_error());
-    cr_expect(strstr(attn_last_error(), part), "'%s' is not in: %s", part, attn_last_error());
-    cr_expect_eq(fake.num_launches, launches);
-    cr_expect_eq(fake.pushes, fake.pops);
+    expect_no_launch(launches, status, expected, part);
 }
 
 static void expect_declined(const entry function, const struct attn_prefill_params *const params)

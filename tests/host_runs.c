@@ -4,8 +4,7 @@
 // and every merge is one of the tree that a piece alone decides on.
 #include "attn/attn.h"
 #include "device.h"
-#include "support/fake_driver.h"
-#include "support/pack_folder.h"
+#include "support/launches.h"
 #include "tests/support/random.h"
 
 #include <criterion/criterion.h>
@@ -14,27 +13,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
 #define TILE 64
 #define MAX_BATCH 300
 #define FAN (1 << ATTN_DECODE_FAN_LOG)
 
-static const char *folder;
 static struct attn_device *device;
 
 static void set_up(void)
 {
     unsetenv("METRALE_ATTN_DECODE_SPLITK");
     unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
-    fake_driver_install();
-    folder = pack_folder_make_with("hopper");
-    cr_assert_not_null(folder);
+    launches_set_up();
 }
 
 static void tear_down(void)
 {
-    attn_device_close(&device);
-    pack_folder_remove();
+    launches_tear_down(&device);
 }
 
 TestSuite(runs, .init = set_up, .fini = tear_down);
@@ -332,10 +326,9 @@ static void open_device(struct random *const random)
     fake.gpus[0].sm_count = sm_counts[random_below(random, 7)];
     struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
     params.kind = ATTN_DEVICE_ORDINAL;
-    params.pack_dir = folder;
     params.splitk_policy = policies[random_below(random, 9)];
     params.grid_limit = limits[random_below(random, 5)];
-    cr_assert_eq(attn_device_open(&device, &params), ATTN_OK, "%s", attn_last_error());
+    launches_open(&device, params);
 }
 
 static int32_t levels_of(const struct fake_launch *const launch)
@@ -356,8 +349,7 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
         if (trial % 8 == 0) open_device(&random);
         const struct attn_decode_params params = draw_params(&random, max_log);
         cr_assert_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
-        const struct fake_launch *const launch =
-            &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
+        const struct fake_launch *const launch = last_launch();
         struct walk w = { .args = &launch->args,
                           .blocks = (int32_t) launch->grid[0],
                           .budget = budget };

@@ -19,20 +19,6 @@ static __device__ __forceinline__ void cp_async_16(uint32_t s_target, const void
                  : "memory");
 }
 
-// cp.async.commit_group: what was started since the last one is a group. PTX ISA,
-// "cp.async.commit_group".
-static __device__ __forceinline__ void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// cp.async.wait_group: all groups of this thread but the last PENDING are there. PTX ISA,
-// "cp.async.wait_group".
-template <int PENDING> static __device__ __forceinline__ void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // The same; if `is_absent` zeros arrive, and nothing is read. Unlike with a number of bytes, the
 // address needs no arithmetic.
 static __device__ __forceinline__ void cp_async_16_unless(uint32_t s_target, const void *g_source,
@@ -45,6 +31,20 @@ static __device__ __forceinline__ void cp_async_16_unless(uint32_t s_target, con
                  "}" ::"r"(s_target),
                  "l"(g_source), "r"(static_cast<uint32_t>(is_absent))
                  : "memory");
+}
+
+// cp.async.commit_group: what was started since the last one is a group. PTX ISA,
+// "cp.async.commit_group".
+static __device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// cp.async.wait_group: all groups of this thread but the last PENDING are there. PTX ISA,
+// "cp.async.wait_group".
+template <int PENDING> static __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // ---- barriers in shared memory. PTX ISA, "Parallel Synchronization and Communication
@@ -84,12 +84,6 @@ static __device__ __forceinline__ void barrier_wait(uint32_t s_barrier, uint32_t
                  "}" ::"r"(s_barrier),
                  "r"(phase)
                  : "memory");
-}
-
-// barrier.sync 1: of the first `threads` threads of the block. PTX ISA, "barrier".
-static __device__ __forceinline__ void barrier_sync(int threads)
-{
-    asm volatile("barrier.sync 1, %0;" ::"r"(threads) : "memory");
 }
 
 // What threads have written before, copies of boxes see, and the other way round. PTX ISA,

@@ -22,6 +22,13 @@ static __device__ __forceinline__ void named_sync(int barrier, int threads)
     asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// barrier.arrive: whole warps come to barrier 1 .. 15 and do not wait; `threads` come in all, with
+// those that do. PTX ISA, "barrier".
+static __device__ __forceinline__ void named_arrive(int barrier, int threads)
+{
+    asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // The phase that a barrier in shared memory is in waits for all copies (cp.async) that this thread
 // has started, beyond the arrivals that it waits for anyway. PTX ISA, "cp.async.mbarrier.arrive",
 // without .noinc.

@@ -31,11 +31,12 @@ template <int N> static __device__ __forceinline__ void hold_registers(float (&r
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-// barrier.arrive: whole warps come to barrier 1 .. 15 and do not wait; `threads` come in all, with
-// those that do. PTX ISA, "barrier".
-static __device__ __forceinline__ void named_arrive(int barrier, int threads)
+// The same in all lanes, for uniform registers: what lane 0 has, of values that the assembler must
+// not see to be equal, or it would take the shuffle for superfluous and move each descriptor of a
+// product from vector registers.
+static __device__ __forceinline__ uint32_t uniform_value(uint32_t value)
 {
-    asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    return __shfl_sync(~0u, value + threadIdx.x % 32, 0);
 }
 
 // The descriptor of a matrix of 16-bit elements in shared memory, made of atoms of 8 rows of 128
@@ -50,14 +51,6 @@ static __device__ __forceinline__ uint64_t wgmma_matrix(uint32_t s_matrix, uint3
 {
     return (uint64_t) 1 << 62 | (uint64_t) (atom >> 4) << 32 | (uint64_t) (line >> 4) << 16 |
            s_matrix >> 4;
-}
-
-// The same in all lanes, for uniform registers: what lane 0 has, of values that the assembler must
-// not see to be equal, or it would take the shuffle for superfluous and move each descriptor of a
-// product from vector registers.
-static __device__ __forceinline__ uint32_t uniform_value(uint32_t value)
-{
-    return __shfl_sync(~0u, value + threadIdx.x % 32, 0);
 }
 
 // The same matrix from `bytes` further on.
@@ -135,8 +128,6 @@ static __device__ __forceinline__ uint64_t wgmma_further(uint64_t matrix, uint32
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
     }
 
-WGMMA_SHARED(wgmma_bf16, "bf16", 64, "%32", "%33", "%34")
-WGMMA_SHARED(wgmma_f16, "f16", 64, "%32", "%33", "%34")
 WGMMA_SHARED(wgmma_bf16, "bf16", 80, "%40", "%41", "%42")
 WGMMA_SHARED(wgmma_f16, "f16", 80, "%40", "%41", "%42")
 WGMMA_SHARED(wgmma_bf16, "bf16", 128, "%64", "%65", "%66")

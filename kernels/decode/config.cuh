@@ -2,6 +2,7 @@
 // What a row of kernels.conf fixes, and the shared memory of a block.
 #pragma once
 
+#include "common/block.cuh"
 #include "common/ptx_copy.cuh"
 #include "common/ptx_math.cuh"
 #include "common/ptx_matrix.cuh"
@@ -70,8 +71,6 @@ constexpr int SLOT_FLOATS = ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
 constexpr int FAN_LOG = ATTN_DECODE_FAN_LOG;
 constexpr int FAN = 1 << FAN_LOG;
 
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 // Weights are 2^(score - m - SHIFT). BF16: a sum of 2^16 values of V stays finite, however large
 // they are. FP16: small weights stay clear of the subnormals.
 constexpr float SHIFT = MMA_IS_BF16 ? 16.0f : -14.0f;
@@ -186,26 +185,6 @@ struct skip_smem : smem {
 constexpr int SMEM_BYTES =
     attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS, STAGES, LEVELS, AHEAD);
 
-// A place in a ring of SIZE, and the phase of its barrier.
-template <int SIZE> struct ring_place {
-    int32_t slot;
-    uint32_t phase;
-
-    __device__ __forceinline__ void next()
-    {
-        slot++;
-        if (slot < SIZE) return;
-        slot = 0;
-        phase ^= 1;
-    }
-
-    // The place so many before this one.
-    __device__ __forceinline__ int32_t before(int32_t count) const
-    {
-        return slot - count + (slot < count ? SIZE : 0);
-    }
-};
-
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
 static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0,
               "visible_keys has the bits");
@@ -220,22 +199,6 @@ static_assert((SKIPS ? sizeof(skip_smem) : sizeof(smem)) <= SMEM_BYTES,
               "the host asks for what the kernel uses");
 static_assert(SMEM_BYTES <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
 
-static __device__ __forceinline__ int lane_id()
-{
-    return threadIdx.x % 32;
-}
-
-// The same for rare work: what is made of it is not kept in registers while something else runs.
-static __device__ __forceinline__ int rare_lane_id()
-{
-    return opaque(threadIdx.x % 32);
-}
-
-static __device__ __forceinline__ int warp_id()
-{
-    return threadIdx.x / 32;
-}
-
 // Pieces of a line lie in swizzled order, piece ^ swizzle(row), as boxes are copied: so the 8 rows
 // of an ldmatrix lie in different banks.
 static __device__ __forceinline__ constexpr int swizzle(int row)
@@ -248,11 +211,6 @@ static __device__ __forceinline__ constexpr int piece_offset(int row, int piece)
 {
     return (piece / LINE_PIECES * GROUP + row) * LINE_BYTES +
            (piece % LINE_PIECES ^ swizzle(row)) * 16;
-}
-
-static __device__ __forceinline__ float finite_or_zero(float m)
-{
-    return m == -INFINITY ? 0.0f : m;
 }
 
 static __device__ __forceinline__ void report_fault(const attn_decode_args &args, int32_t sequence)

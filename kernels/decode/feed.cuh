@@ -222,11 +222,14 @@ struct feed {
         return keys;
     }
 
-    // With boxes.
-    __device__ __forceinline__ visible_keys see(const batch &b,
-                                                const uint32_t (&there)[WORDS]) const
+    // With boxes. `groups`: those that are in the pool.
+    __device__ __forceinline__ visible_keys see(const batch &b, uint32_t groups) const
     {
-        uint32_t wanted[WORDS];
+        uint32_t wanted[WORDS], there[WORDS];
+#pragma unroll
+        for (int j = 0; j < WORDS; j++)
+            there[j] =
+                (groups >> j * 2 & 1 ? 0xFFFF : 0) | (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
 #pragma unroll
         for (int j = 0; j < WORDS; j++) wanted[j] = b.attended(b.first_key() + j * 32);
         return see(b, wanted, there);
@@ -294,12 +297,7 @@ struct feed {
             const uint32_t groups =
                 __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
                 ((1u << GROUPS) - 1);
-            uint32_t there[WORDS];
-#pragma unroll
-            for (int j = 0; j < WORDS; j++)
-                there[j] = (groups >> j * 2 & 1 ? 0xFFFF : 0) |
-                           (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
-            const visible_keys keys = see(b, there);
+            const visible_keys keys = see(b, groups);
             const uint32_t key = b.first_key() + (lane_id() - index) * GROUP;
             const int32_t slot = slot_of(key);
             const uint32_t s_k = wait_for_room();
@@ -386,12 +384,7 @@ struct feed {
     __device__ __forceinline__ void feed_k_boxes(const batch &b, int32_t kv_head, uint32_t groups,
                                                  int index, int32_t slot)
     {
-        uint32_t there[WORDS];
-#pragma unroll
-        for (int j = 0; j < WORDS; j++)
-            there[j] =
-                (groups >> j * 2 & 1 ? 0xFFFF : 0) | (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
-        const visible_keys keys = see(b, there);
+        const visible_keys keys = see(b, groups);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
         copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);

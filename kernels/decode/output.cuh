@@ -2,12 +2,13 @@
 // What becomes of a reduced piece: o and lse, or, under a split count, a part of them.
 #pragma once
 
+#include "common/ptx_team.cuh"
 #include "decode/tree.cuh"
 
 // The warps that multiply.
 static __device__ __forceinline__ void sync_team()
 {
-    barrier_sync(THREADS);
+    named_sync(1, THREADS);
 }
 
 // What the warps that multiply have written is to be counted at a counter, and it may take a while

@@ -2,6 +2,7 @@
 // What a row of kernels.conf fixes, and small things that all prefill kernels share.
 #pragma once
 
+#include "common/block.cuh"
 #include "common/ptx_copy.cuh"
 #include "common/ptx_math.cuh"
 #include "prefill/prefill_params.h"
@@ -35,8 +36,6 @@ constexpr int GROUP_BYTES = GROUP * ROW_BYTES;
 constexpr int TILE_BYTES = TILE * ROW_BYTES;
 constexpr int SMEM_BYTES = attn_prefill_smem_bytes(HEAD_DIM, ROWS, TILE, WARPS, STAGES);
 
-constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float LN_2 = 0.6931471805599453f;
 // Weights are 2^(score - m - SHIFT). BF16: a sum of 2^16 values of V stays finite, however large
 // they are. FP16: small weights stay clear of the subnormals.
 constexpr float SHIFT = IS_BF16 ? 16.0f : -14.0f;
@@ -46,36 +45,6 @@ static_assert(TILE % GROUP == 0 && TILE <= 128, "a tile is some groups; see tile
 static_assert(HEAD_DIM % 64 == 0, "rows are whole lines");
 static_assert(SMEM_BYTES <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
 
-// A place in a ring of SIZE, and the phase of its barrier.
-template <int SIZE> struct ring_place {
-    int32_t slot;
-    uint32_t phase;
-
-    __device__ __forceinline__ void next()
-    {
-        slot++;
-        if (slot < SIZE) return;
-        slot = 0;
-        phase ^= 1;
-    }
-};
-
-static __device__ __forceinline__ int lane_id()
-{
-    return threadIdx.x % 32;
-}
-
-// The same for rare work: what is made of it is not kept in registers while something else runs.
-static __device__ __forceinline__ int rare_lane_id()
-{
-    return opaque(threadIdx.x % 32);
-}
-
-static __device__ __forceinline__ int warp_id()
-{
-    return threadIdx.x / 32;
-}
-
 // Where a piece of a row lies in a group of GROUP rows: all first lines, then all second ones, ...
 // Pieces of a line lie in swizzled order, as boxes are copied: so the 8 rows of an ldmatrix lie in
 // different banks.
@@ -83,11 +52,6 @@ static __device__ __forceinline__ constexpr int piece_offset(int row, int piece)
 {
     return (piece / LINE_PIECES * GROUP + row) * LINE_BYTES +
            (piece % LINE_PIECES ^ (row & 7)) * 16;
-}
-
-static __device__ __forceinline__ float finite_or_zero(float m)
-{
-    return m == -INFINITY ? 0.0f : m;
 }
 
 static __device__ __forceinline__ uint32_t pack(float low, float high)

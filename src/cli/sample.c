@@ -2,7 +2,7 @@
 // `attn sample`: a well-formed case with random tensors, and with everything that a call must not
 // look at filled with NaN and wild page ids.
 #include "cli/random.h"
-#include "cli/safetensors.h"
+#include "cli/sample_file.h"
 #include "cli/sample_prefill.h"
 #include "cli/shape.h"
 #include "cli/tree.h"
@@ -225,102 +225,61 @@ static int make_tensors(struct sample *const s)
     return CLI_FINE;
 }
 
-static void set_number(json_t *const metadata, const char *const key, const float value)
-{
-    char text[32];
-    // Nine digits bring a float back exactly.
-    snprintf(text, sizeof(text), "%.9g", (double) value);
-    json_object_set_new(metadata, key, json_string(text));
-}
-
 static json_t *make_metadata(const struct sample *const s)
 {
     json_t *const metadata = json_pack("{s:s, s:s, s:s}", "format", "attn-case", "version", "1",
                                        "op", case_op_name(s->shape.op));
     char window[16];
-    set_number(metadata, "scale",
-               s->scale > 0.0f ? s->scale : 1.0f / sqrtf((float) s->shape.head_dim));
-    if (s->softcap > 0.0f) set_number(metadata, "softcap", s->softcap);
+    sample_set_number(metadata, "scale",
+                      s->scale > 0.0f ? s->scale : 1.0f / sqrtf((float) s->shape.head_dim));
+    if (s->softcap > 0.0f) sample_set_number(metadata, "softcap", s->softcap);
     snprintf(window, sizeof(window), "%d", s->shape.window);
     if (s->shape.window) json_object_set_new(metadata, "window", json_string(window));
     if (s->contiguous_query_swa)
         json_object_set_new(metadata, "contiguous_query_swa", json_string("1"));
     if (s->policy) json_object_set_new(metadata, "policy", json_string(s->policy));
     if (s->shape.kv_dtype == ATTN_DTYPE_E4M3) {
-        set_number(metadata, "k_scale", E4M3_K_SCALE);
-        set_number(metadata, "v_scale", E4M3_V_SCALE);
+        sample_set_number(metadata, "k_scale", E4M3_K_SCALE);
+        sample_set_number(metadata, "v_scale", E4M3_V_SCALE);
     }
     return metadata;
 }
 
-static const char *name_dtype(const enum attn_dtype dtype)
-{
-    return dtype == ATTN_DTYPE_BF16 ? "BF16" : dtype == ATTN_DTYPE_FP16 ? "F16" : "F8_E4M3";
-}
-
-#define MAX_TENSORS 8
-
-struct tensors {
-    struct safetensors_tensor list[MAX_TENSORS];
-    size_t count;
-};
-
-// Its shape is that of the extents before the first that is -1.
-static void add_tensor(struct tensors *const to, const char *const name,
-                       const enum attn_dtype dtype, const void *const data,
-                       const int64_t extents[4])
-{
-    struct safetensors_tensor *const tensor = &to->list[to->count++];
-    *tensor = (struct safetensors_tensor){ .name = name, .data = data };
-    tensor->dtype = dtype == ATTN_DTYPE_INT32  ? "I32"
-                    : dtype == ATTN_DTYPE_FP32 ? "F32"
-                                               : name_dtype(dtype);
-    tensor->bytes = attn_dtype_size(dtype);
-    for (int i = 0; i < 4 && extents[i] >= 0; i++) {
-        tensor->shape[tensor->rank++] = extents[i];
-        tensor->bytes *= (size_t) extents[i];
-    }
-}
-
 // The large ones first: they stay aligned.
-static void list_tensors(const struct sample *const s, struct tensors *const to)
+static void list_tensors(const struct sample *const s, struct sample_tensors *const to)
 {
     const int64_t batch = s->shape.batch, q_len = s->shape.q_len, dim = s->shape.head_dim;
     const int64_t heads = s->shape.num_q_heads, columns = s->columns;
     const int64_t pool[] = { s->pool_pages, s->shape.page_size, s->shape.num_kv_heads, dim };
     const bool ctm = s->shape.op == CASE_CTM;
-    add_tensor(to, ctm ? "kv_pool" : "k_pool", s->shape.kv_dtype, s->k, pool);
-    if (!ctm) add_tensor(to, "v_pool", s->shape.kv_dtype, s->v, pool);
+    sample_add_tensor(to, ctm ? "kv_pool" : "k_pool", s->shape.kv_dtype, s->k, pool);
+    if (!ctm) sample_add_tensor(to, "v_pool", s->shape.kv_dtype, s->v, pool);
     if (ctm || q_len > 1)
-        add_tensor(to, "q", s->shape.q_dtype, s->q, (int64_t[]){ batch, q_len, heads, dim });
+        sample_add_tensor(to, "q", s->shape.q_dtype, s->q, (int64_t[]){ batch, q_len, heads, dim });
     else
-        add_tensor(to, "q", s->shape.q_dtype, s->q, (int64_t[]){ batch, heads, dim, -1 });
+        sample_add_tensor(to, "q", s->shape.q_dtype, s->q, (int64_t[]){ batch, heads, dim, -1 });
     if (ctm)
-        add_tensor(to, "page_table", ATTN_DTYPE_INT32, s->table,
-                   (int64_t[]){ batch, s->table_rows, columns, -1 });
+        sample_add_tensor(to, "page_table", ATTN_DTYPE_INT32, s->table,
+                          (int64_t[]){ batch, s->table_rows, columns, -1 });
     else
-        add_tensor(to, "block_table", ATTN_DTYPE_INT32, s->table,
-                   (int64_t[]){ batch, columns, -1, -1 });
-    add_tensor(to, "seq_lens", ATTN_DTYPE_INT32, s->lens, (int64_t[]){ batch, -1, -1, -1 });
+        sample_add_tensor(to, "block_table", ATTN_DTYPE_INT32, s->table,
+                          (int64_t[]){ batch, columns, -1, -1 });
+    sample_add_tensor(to, "seq_lens", ATTN_DTYPE_INT32, s->lens, (int64_t[]){ batch, -1, -1, -1 });
     if (s->with_tree)
-        add_tensor(to, "tree_mask", ATTN_DTYPE_INT32, s->mask,
-                   (int64_t[]){ batch, q_len, s->mask_words, -1 });
+        sample_add_tensor(to, "tree_mask", ATTN_DTYPE_INT32, s->mask,
+                          (int64_t[]){ batch, q_len, s->mask_words, -1 });
     if (s->with_sinks)
-        add_tensor(to, "sinks", ATTN_DTYPE_FP32, s->sinks, (int64_t[]){ heads, -1, -1, -1 });
+        sample_add_tensor(to, "sinks", ATTN_DTYPE_FP32, s->sinks, (int64_t[]){ heads, -1, -1, -1 });
     if (s->num_skip)
-        add_tensor(to, "skip_softmax_scale_table", ATTN_DTYPE_INT32, s->skip,
-                   (int64_t[]){ s->num_skip, -1, -1, -1 });
+        sample_add_tensor(to, "skip_softmax_scale_table", ATTN_DTYPE_INT32, s->skip,
+                          (int64_t[]){ s->num_skip, -1, -1, -1 });
 }
 
 static int write_sample(const struct sample *const s)
 {
-    struct tensors tensors = { .count = 0 };
-    char why[SAFETENSORS_WHY_SIZE];
+    struct sample_tensors tensors = { .count = 0 };
     list_tensors(s, &tensors);
-    json_t *const metadata = make_metadata(s);
-    const int result = safetensors_write(s->output, tensors.list, tensors.count, metadata, why);
-    json_decref(metadata);
-    return result ? cli_fail("%s", why) : CLI_FINE;
+    return sample_write_file(s->output, &tensors, make_metadata(s));
 }
 
 static int make_sample(struct sample *const s)

@@ -5,7 +5,7 @@
 
 #include "cli/prefill_shape.h"
 #include "cli/random.h"
-#include "cli/safetensors.h"
+#include "cli/sample_file.h"
 #include "cli/shape.h"
 #include "host/reference.h"
 
@@ -179,14 +179,6 @@ static int make_tensors(struct sample *const s)
     return CLI_FINE;
 }
 
-static void set_number(json_t *const metadata, const char *const key, const float value)
-{
-    char text[32];
-    // Nine digits bring a float back exactly.
-    snprintf(text, sizeof(text), "%.9g", (double) value);
-    json_object_set_new(metadata, key, json_string(text));
-}
-
 static void set_count(json_t *const metadata, const char *const key, const int32_t value)
 {
     char text[16];
@@ -200,8 +192,8 @@ static json_t *make_metadata(const struct sample *const s)
         json_pack("{s:s, s:s, s:s, s:s}", "format", "attn-case", "version", "1", "op", "prefill",
                   "causal", s->shape.not_causal ? "0" : "1");
     const float usual = 1.0f / sqrtf((float) s->shape.head_dim);
-    set_number(metadata, "scale", s->scale > 0.0f ? s->scale : usual);
-    if (s->softcap > 0.0f) set_number(metadata, "softcap", s->softcap);
+    sample_set_number(metadata, "scale", s->scale > 0.0f ? s->scale : usual);
+    if (s->softcap > 0.0f) sample_set_number(metadata, "softcap", s->softcap);
     if (s->shape.window) set_count(metadata, "window", s->shape.window);
     if (s->kernel) json_object_set_new(metadata, "kernel", json_string(s->kernel));
     if (!s->ragged && !s->shape.contiguous) {
@@ -211,33 +203,8 @@ static json_t *make_metadata(const struct sample *const s)
     return metadata;
 }
 
-#define MAX_TENSORS 8
-
-struct tensors {
-    struct safetensors_tensor list[MAX_TENSORS];
-    size_t count;
-};
-
-// Its shape is that of the extents before the first that is -1.
-static void add_tensor(struct tensors *const to, const char *const name,
-                       const enum attn_dtype dtype, const void *const data,
-                       const int64_t extents[4])
-{
-    struct safetensors_tensor *const tensor = &to->list[to->count++];
-    *tensor = (struct safetensors_tensor){ .name = name, .data = data };
-    tensor->dtype = dtype == ATTN_DTYPE_INT32  ? "I32"
-                    : dtype == ATTN_DTYPE_FP32 ? "F32"
-                    : dtype == ATTN_DTYPE_BF16 ? "BF16"
-                                               : "F16";
-    tensor->bytes = attn_dtype_size(dtype);
-    for (int i = 0; i < 4 && extents[i] >= 0; i++) {
-        tensor->shape[tensor->rank++] = extents[i];
-        tensor->bytes *= (size_t) extents[i];
-    }
-}
-
 // The large ones first: they stay aligned.
-static void list_tensors(const struct sample *const s, struct tensors *const to)
+static void list_tensors(const struct sample *const s, struct sample_tensors *const to)
 {
     const enum attn_dtype dtype = s->shape.dtype, i32 = ATTN_DTYPE_INT32;
     const int64_t batch = s->shape.batch, heads = s->shape.num_q_heads, dim = s->shape.head_dim;
@@ -246,33 +213,30 @@ static void list_tensors(const struct sample *const s, struct tensors *const to)
     const int64_t q_len = prefill_shape_tokens(&s->shape, s->shape.max_len);
     const int64_t keys[] = { paged ? s->num_pages : batch,
                              paged ? s->shape.page_size : s->shape.max_len, kv_heads, dim };
-    add_tensor(to, paged ? "k_pool" : "k", dtype, s->k, keys);
-    add_tensor(to, paged ? "v_pool" : "v", dtype, s->v, keys);
+    sample_add_tensor(to, paged ? "k_pool" : "k", dtype, s->k, keys);
+    sample_add_tensor(to, paged ? "v_pool" : "v", dtype, s->v, keys);
     if (paged)
-        add_tensor(to, "q", dtype, s->q, (int64_t[]){ s->num_tokens, heads, dim, -1 });
+        sample_add_tensor(to, "q", dtype, s->q, (int64_t[]){ s->num_tokens, heads, dim, -1 });
     else
-        add_tensor(to, "q", dtype, s->q, (int64_t[]){ batch, q_len, heads, dim });
+        sample_add_tensor(to, "q", dtype, s->q, (int64_t[]){ batch, q_len, heads, dim });
     if (s->ragged) {
-        add_tensor(to, "block_table", i32, s->table, (int64_t[]){ batch, columns, -1, -1 });
-        add_tensor(to, "cu_seqlens", i32, s->cu_seqlens, (int64_t[]){ batch + 1, -1, -1, -1 });
-        add_tensor(to, "kv_lens", i32, s->kv_lens, (int64_t[]){ batch, -1, -1, -1 });
-        add_tensor(to, "q_offsets", i32, s->q_offsets, (int64_t[]){ batch, -1, -1, -1 });
+        sample_add_tensor(to, "block_table", i32, s->table, (int64_t[]){ batch, columns, -1, -1 });
+        sample_add_tensor(to, "cu_seqlens", i32, s->cu_seqlens,
+                          (int64_t[]){ batch + 1, -1, -1, -1 });
+        sample_add_tensor(to, "kv_lens", i32, s->kv_lens, (int64_t[]){ batch, -1, -1, -1 });
+        sample_add_tensor(to, "q_offsets", i32, s->q_offsets, (int64_t[]){ batch, -1, -1, -1 });
     } else if (paged) {
-        add_tensor(to, "block_table", i32, s->table, (int64_t[]){ columns, -1, -1, -1 });
+        sample_add_tensor(to, "block_table", i32, s->table, (int64_t[]){ columns, -1, -1, -1 });
     }
     if (s->with_sinks)
-        add_tensor(to, "sinks", ATTN_DTYPE_FP32, s->sinks, (int64_t[]){ heads, -1, -1, -1 });
+        sample_add_tensor(to, "sinks", ATTN_DTYPE_FP32, s->sinks, (int64_t[]){ heads, -1, -1, -1 });
 }
 
 static int write_sample(const struct sample *const s)
 {
-    struct tensors tensors = { .count = 0 };
-    char why[SAFETENSORS_WHY_SIZE];
+    struct sample_tensors tensors = { .count = 0 };
     list_tensors(s, &tensors);
-    json_t *const metadata = make_metadata(s);
-    const int result = safetensors_write(s->output, tensors.list, tensors.count, metadata, why);
-    json_decref(metadata);
-    return result ? cli_fail("%s", why) : CLI_FINE;
+    return sample_write_file(s->output, &tensors, make_metadata(s));
 }
 
 static int make_sample(struct sample *const s)

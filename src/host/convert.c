@@ -64,6 +64,21 @@ void attn_load_row(double *to, const void *base, int64_t index, int32_t count,
     }
 }
 
+double attn_multiply_rows(const double *q, const double *k, int32_t count, double *size)
+{
+    double part[ATTN_ROW_UNIT] = { 0 }, part_size[ATTN_ROW_UNIT] = { 0 };
+    for (int32_t d = 0; d < count; d += ATTN_ROW_UNIT)
+        for (int i = 0; i < ATTN_ROW_UNIT; i++) {
+            const double product = q[d + i] * k[d + i];
+            part[i] += product;
+            part_size[i] += __builtin_fabs(product);
+        }
+    for (int i = ATTN_ROW_UNIT / 2; i > 0; i /= 2)
+        for (int j = 0; j < i; j++) part[j] += part[j + i], part_size[j] += part_size[j + i];
+    *size = part_size[0];
+    return part[0];
+}
+
 double attn_load(const void *base, int64_t index, enum attn_dtype dtype)
 {
     switch (dtype) {

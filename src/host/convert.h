@@ -13,4 +13,8 @@
 void attn_load_row(double *to, const void *base, int64_t index, int32_t count,
                    enum attn_dtype dtype);
 
+// q . k of `count` elements, a multiple of ATTN_ROW_UNIT; *size: sum |q_d k_d|. Sixteen partial
+// sums, for speed: the order is part of no promise, but is fixed.
+double attn_multiply_rows(const double *q, const double *k, int32_t count, double *size);
+
 #endif

@@ -138,23 +138,6 @@ static struct place find_key(struct view *view, int64_t key)
     return absent;
 }
 
-// q . k, and sum |q_d k_d|. Sixteen partial sums, for speed: the order is part of no promise, but
-// is fixed.
-static double multiply(const double *q, const double *k, int32_t head_dim, double *size)
-{
-    double part[ATTN_ROW_UNIT] = { 0 }, part_size[ATTN_ROW_UNIT] = { 0 };
-    for (int32_t d = 0; d < head_dim; d += ATTN_ROW_UNIT)
-        for (int i = 0; i < ATTN_ROW_UNIT; i++) {
-            const double product = q[d + i] * k[d + i];
-            part[i] += product;
-            part_size[i] += __builtin_fabs(product);
-        }
-    for (int i = ATTN_ROW_UNIT / 2; i > 0; i /= 2)
-        for (int j = 0; j < i; j++) part[j] += part[j + i], part_size[j] += part_size[j + i];
-    *size = part_size[0];
-    return part[0];
-}
-
 static double score_key(const struct view *view, struct place place, double *score_size)
 {
     const struct attn_decode_params *const p = view->params;
@@ -163,7 +146,7 @@ static double score_key(const struct view *view, struct place place, double *sco
                   place.k_page * p->k_page_stride + place.slot * p->k_token_stride +
                       view->kv_head * p->k_head_stride,
                   p->head_dim, p->kv_dtype);
-    const double s = view->scale * multiply(view->q, k, p->head_dim, &size);
+    const double s = view->scale * attn_multiply_rows(view->q, k, p->head_dim, &size);
     size *= __builtin_fabs(view->scale);
     // An infinite score is exact: it has no rounding error for the bound to allow for.
     if (size > *score_size && size < INFINITE) *score_size = size;

@@ -40,23 +40,12 @@ static int64_t find_key(const struct row *const row, const int32_t block, const 
     return block * p->block_stride + slot * p->token_stride + row->kv_head * p->head_stride;
 }
 
-// Sixteen partial sums, for speed: the order is part of no promise, but is fixed.
-static double multiply(const double *const q, const double *const k, const int32_t head_dim)
-{
-    double part[ATTN_ROW_UNIT] = { 0 };
-    for (int32_t d = 0; d < head_dim; d += ATTN_ROW_UNIT)
-        for (int i = 0; i < ATTN_ROW_UNIT; i++) part[i] += q[d + i] * k[d + i];
-    for (int i = ATTN_ROW_UNIT / 2; i > 0; i /= 2)
-        for (int j = 0; j < i; j++) part[j] += part[j + i];
-    return part[0];
-}
-
 // In FP32, as m is: the difference of two scores, however large, is then exact.
 static float score_key(const struct row *const row, const int64_t key)
 {
-    double k[MAX_HEAD_DIM];
+    double k[MAX_HEAD_DIM], size;
     attn_load_row(k, row->params->k_pool, key, row->dims->head_dim, row->dims->dtype);
-    return (float) (row->params->scale * multiply(row->q, k, row->dims->head_dim));
+    return (float) (row->params->scale * attn_multiply_rows(row->q, k, row->dims->head_dim, &size));
 }
 
 // Scores of `count` keys of a block from slot `first` on. Returns the largest, m at least; a NaN is

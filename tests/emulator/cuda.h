@@ -93,6 +93,7 @@ template <class R, class T, class F> static inline R meet(const T &value, F make
 }
 
 void sync_block(int barrier, int threads);
+void arrive_block(int barrier, int threads);
 } // namespace emulator
 
 #define threadIdx emulator::thread

@@ -13,6 +13,11 @@ size_t canary_lay_out(struct canary_zone *zones, int count)
     return offset;
 }
 
+void *canary_zone_at(const struct canary_zone *zone, void *memory)
+{
+    return zone->bytes > 0 ? (uint8_t *) memory + zone->offset : NULL;
+}
+
 static int64_t find_change(const uint8_t *before, const uint8_t *after, size_t start, size_t end)
 {
     if (end <= start || memcmp(before + start, after + start, end - start) == 0) return -1;

@@ -21,6 +21,9 @@ struct canary_zone {
 // size of the image.
 size_t canary_lay_out(struct canary_zone *zones, int count);
 
+// A zone of the image at `memory`; NULL if it has no bytes.
+void *canary_zone_at(const struct canary_zone *zone, void *memory);
+
 // Offset of the first byte that differs between two images outside the writable zones; -1: none
 // does.
 int64_t canary_find(const struct canary_zone *zones, int count, const uint8_t *before,

@@ -698,7 +698,7 @@ void decode_data_free(struct decode_data **data)
 
 static void *zone_at(const struct decode_data *data, void *base, enum decode_zone zone)
 {
-    return data->zones[zone].bytes > 0 ? (uint8_t *) base + data->zones[zone].offset : NULL;
+    return canary_zone_at(&data->zones[zone], base);
 }
 
 void *decode_image(const struct decode_data *data, enum decode_zone zone)

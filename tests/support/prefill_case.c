@@ -19,7 +19,7 @@ enum {
 
 void *prefill_zone(const struct prefill_data *data, void *memory, enum prefill_zone zone)
 {
-    return data->zones[zone].bytes > 0 ? (uint8_t *) memory + data->zones[zone].offset : NULL;
+    return canary_zone_at(&data->zones[zone], memory);
 }
 
 // ---- sizes
@@ -307,6 +307,14 @@ int64_t prefill_key_at(const struct prefill_data *data, int32_t sequence, int32_
 }
 
 // ---- results
+
+enum attn_status prefill_data_run_host(struct prefill_data *data, struct attn_device *device,
+                                       prefill_entry entry)
+{
+    memcpy(data->result, data->image, data->bytes);
+    const struct attn_prefill_params params = prefill_data_params(data, data->result);
+    return entry(device, &params, NULL);
+}
 
 int32_t prefill_data_fault(const struct prefill_data *data)
 {

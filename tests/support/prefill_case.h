@@ -14,6 +14,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+// attn_prefill, or an original, or a twin.
+typedef enum attn_status (*prefill_entry)(struct attn_device *, const struct attn_prefill_params *,
+                                          attn_stream);
+
 enum prefill_fill {
     // Q in +-3, K and V in +-1.
     PREFILL_FILL_UNIFORM,
@@ -96,6 +100,9 @@ int64_t prefill_key_at(const struct prefill_data *data, int32_t sequence, int32_
 // In the first column that a sequence has for the key.
 int32_t *prefill_table_at(const struct prefill_data *data, int32_t sequence, int32_t key);
 
+// Runs an entry on a copy of the image, which is the result.
+enum attn_status prefill_data_run_host(struct prefill_data *data, struct attn_device *device,
+                                       prefill_entry entry);
 // What the result has.
 int32_t prefill_data_fault(const struct prefill_data *data);
 // False if something but o, lse and fault has changed, or a row of no sequence.

@@ -97,11 +97,6 @@ static inline void fence_async()
 {
 }
 
-static inline void barrier_sync(int threads)
-{
-    emulator::sync_block(1, threads);
-}
-
 static inline void copy_box(uint32_t s_target, const void *map, uint32_t s_barrier, int row,
                             int head, int page)
 {

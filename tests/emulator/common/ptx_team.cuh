@@ -17,6 +17,11 @@ static inline void named_sync(int barrier, int threads)
     emulator::sync_block(barrier, threads);
 }
 
+static inline void named_arrive(int barrier, int threads)
+{
+    emulator::arrive_block(barrier, threads);
+}
+
 // Copies are there at once.
 static inline void cp_async_arrive_extra(uint32_t)
 {

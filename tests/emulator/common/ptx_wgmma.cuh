@@ -6,11 +6,6 @@
 #include "common/ptx_math.cuh"
 #include "common/ptx_matrix.cuh"
 
-namespace emulator
-{
-void arrive_block(int barrier, int threads);
-} // namespace emulator
-
 static inline void wgmma_fence()
 {
 }
@@ -25,11 +20,6 @@ template <int PENDING> static inline void wgmma_wait()
 
 template <int N> static inline void hold_registers(float (&)[N])
 {
-}
-
-static inline void named_arrive(int barrier, int threads)
-{
-    emulator::arrive_block(barrier, threads);
 }
 
 static inline uint64_t wgmma_matrix(uint32_t s_matrix, uint32_t line, uint32_t atom)
