@@ -77,9 +77,11 @@ static int32_t count_rows(const struct attn_decode_shape *const shape)
 }
 
 // The first row that accepts the shape: rows stand in order of preference. With skip-softmax all
-// query heads of a KV head have a say in what is left out, so one lane has them.
+// query heads of a KV head have a say in what is left out, so one lane has them. A kernel of
+// a warpgroup has whole sequences and all rows together: what split counts do not have.
 static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
-                                            const struct attn_decode_shape *const shape)
+                                            const struct attn_decode_shape *const shape,
+                                            const int32_t num_splits)
 {
     const int32_t rows = count_rows(shape);
     const bool skips = shape->has_skip_table;
@@ -88,7 +90,8 @@ static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
         if (row->op == ATTN_ROW_DECODE && row->q == (int32_t) shape->q_dtype &&
             row->kv == (int32_t) shape->kv_dtype && row->head_dim == shape->head_dim &&
             (row->max_ratio == 0 || rows <= row->max_ratio) && skips == (row->ahead > 0) &&
-            (!skips || rows <= row->rows))
+            (!skips || rows <= row->rows) && rows >= row->min_rows &&
+            (row->warpgroups == 0 || num_splits == 0))
             return row;
     }
     return NULL;
@@ -179,8 +182,8 @@ static void set_units(const struct attn_decode_shape *const shape, struct launch
     while (roots > 0 &&
            (launch->piece_leaves + 1) >> (launch->root_levels * ATTN_DECODE_FAN_LOG) > 0)
         launch->root_levels++;
-    const int64_t floats = (roots + (int64_t) slots * launch->stack_slots) *
-                           ATTN_DECODE_SLOT_FLOATS(row->head_dim, row->rows, row->warps);
+    const int64_t floats =
+        (roots + (int64_t) slots * launch->stack_slots) * attn_pack_row_slot_floats(row);
     launch->workspace_bytes = launch->pieces_bytes + round_up((size_t) floats * sizeof(float));
 }
 
@@ -284,7 +287,7 @@ static enum attn_status plan_launch(const struct attn_device *const device,
             attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
                                    shape->num_q_heads, shape->batch, shape->max_decode_seqs);
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
-    launch->row = find_row(device->pack, shape);
+    launch->row = find_row(device->pack, shape, launch->num_splits);
     if (!launch->row) return fail_unsupported(device, shape);
     enum attn_status status = limits ? ATTN_OK : check_policy(device, launch->row);
     if (status == ATTN_OK) status = set_geometry(device, shape, launch);
@@ -495,7 +498,7 @@ static enum attn_status launch_kernel(const struct attn_device *const device,
 {
     if (device->grid_limit > 0) limit_grid(device, shape, launch);
     struct attn_decode_args args = fill_args(params, launch);
-    attn_decode_set_boxes(device, params, &args);
+    attn_decode_set_boxes(device, params, launch->row->warpgroups > 0, &args);
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
 

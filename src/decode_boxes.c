@@ -4,7 +4,7 @@
 #include "boxes.h"
 
 void attn_decode_set_boxes(const struct attn_device *const device,
-                           const struct attn_decode_params *const params,
+                           const struct attn_decode_params *const params, const int32_t box_lines,
                            struct attn_decode_args *const args)
 {
     const struct attn_box_view k = {
@@ -17,6 +17,7 @@ void attn_decode_set_boxes(const struct attn_device *const device,
         .slot_stride = params->k_token_stride,
         .head_stride = params->k_head_stride,
         .page_stride = params->k_page_stride,
+        .box_lines = box_lines,
     };
     struct attn_box_view v = k;
     v.base = params->v_pool;

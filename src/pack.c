@@ -128,6 +128,8 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
     if (row->op == ATTN_ROW_PREFILL)
         return attn_prefill_smem_bytes(row->head_dim, row->rows, row->tile, row->warps,
                                        row->stages);
+    if (row->warpgroups > 0)
+        return attn_decode_group_smem_bytes(row->head_dim, row->tile, row->stages, row->levels);
     const int32_t kv_bytes = row->kv == ATTN_ROW_E4M3 ? 1 : 2;
     return attn_decode_smem_bytes(row->head_dim, kv_bytes, row->rows, row->tile, row->warps,
                                   row->stages, row->levels, row->ahead);
@@ -138,6 +140,12 @@ int32_t attn_pack_row_threads(const struct attn_pack_row *const row)
     if (row->op == ATTN_ROW_READ) return row->warps * 32;
     if (row->op == ATTN_ROW_PREFILL) return ATTN_PREFILL_THREADS(row->warps, row->copiers);
     return ATTN_DECODE_THREADS(row->warps);
+}
+
+int32_t attn_pack_row_slot_floats(const struct attn_pack_row *const row)
+{
+    return row->warpgroups > 0 ? ATTN_DECODE_GROUP_SLOT_FLOATS(row->head_dim, row->rows)
+                               : ATTN_DECODE_SLOT_FLOATS(row->head_dim, row->rows, row->warps);
 }
 
 void attn_pack_name_rows(const struct attn_pack *const pack, const int32_t op, char *const names,
@@ -177,7 +185,11 @@ static bool is_sane_row(const struct attn_pack_row *const row)
     const bool tile = row->tile >= 32 && row->tile <= 4096 && (row->tile & (row->tile - 1)) == 0;
     const bool blocks = row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 &&
                         row->levels <= 16 && row->ahead >= 0 && row->ahead <= 64;
-    return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks;
+    const bool groups =
+        row->warpgroups == 0 || (row->warpgroups == 1 && row->rows == 64 && row->warps == 4 &&
+                                 row->kv == row->q && row->ahead == 0);
+    return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks && groups &&
+           row->min_rows >= 0;
 }
 
 static bool check_rows(struct attn_pack_seen *const seen, const struct attn_pack *const pack)

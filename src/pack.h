@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 // Raised whenever a struct below, or the argument struct of a kernel, changes.
-#define ATTN_PACK_ABI 4u
+#define ATTN_PACK_ABI 5u
 // The symbol of a shared pack. In a static build it is attn_pack_<target>.
 #define ATTN_PACK_SYMBOL "attn_pack"
 
@@ -49,6 +49,9 @@ struct attn_pack_row {
     // Of op=decode: leaves by which K is ahead of V in a kernel for skip-softmax; 0: it is for calls
     // without.
     int32_t ahead;
+    // Of op=decode: 1 if a warpgroup multiplies, 0 if warps do; query rows of a KV head from which on
+    // a kernel is taken.
+    int32_t warpgroups, min_rows;
 };
 
 struct attn_pack {

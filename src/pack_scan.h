@@ -10,6 +10,8 @@
 int32_t attn_pack_row_smem(const struct attn_pack_row *row);
 // Threads of a block.
 int32_t attn_pack_row_threads(const struct attn_pack_row *row);
+// Of op=decode: floats of a slot of the merge tree.
+int32_t attn_pack_row_slot_floats(const struct attn_pack_row *row);
 
 // Names of the rows of an operation, with commas between; as far as `size` bytes hold them.
 void attn_pack_name_rows(const struct attn_pack *pack, int32_t op, char *names, size_t size);

@@ -828,7 +828,7 @@ static void expect_boxes(const struct box_case *const c)
         params.v_token_stride = v->token;
         params.v_head_stride = v->head;
         fake.num_maps = 0;
-        attn_decode_set_boxes(device, &params, &args);
+        attn_decode_set_boxes(device, &params, 0, &args);
         cr_assert(args.has_boxes && fake.num_maps == 2, "%s, head_dim %d: %d maps",
                   attn_dtype_name(c->kv), c->head_dim, fake.num_maps);
         expect_map(&fake.maps[0], params.k_pool, &params, c, k);

@@ -86,6 +86,28 @@ static __device__ __forceinline__ void barrier_wait(uint32_t s_barrier, uint32_t
                  : "memory");
 }
 
+// Waits for the end of a phase of either of two barriers: true if it is the first one's.
+static __device__ __forceinline__ bool barrier_wait_either(uint32_t s_first, uint32_t first_phase,
+                                                           uint32_t s_second,
+                                                           uint32_t second_phase)
+{
+    uint32_t is_first;
+    asm volatile("{\n"
+                 ".reg .pred first, second;\n"
+                 "again:\n"
+                 "mbarrier.test_wait.parity.shared.b64 first, [%1], %2;\n"
+                 "@first bra done;\n"
+                 "mbarrier.test_wait.parity.shared.b64 second, [%3], %4;\n"
+                 "@!second bra again;\n"
+                 "done:\n"
+                 "selp.u32 %0, 1, 0, first;\n"
+                 "}"
+                 : "=r"(is_first)
+                 : "r"(s_first), "r"(first_phase), "r"(s_second), "r"(second_phase)
+                 : "memory");
+    return is_first;
+}
+
 // What threads have written before, copies of boxes see, and the other way round. PTX ISA,
 // "membar/fence: fence.proxy".
 static __device__ __forceinline__ void fence_async()

@@ -24,6 +24,14 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// Registers of its own for an array that has no value yet: where two such arrays share registers
+// ptxas 13.0 drops the products of the first one.
+template <int N> static __device__ __forceinline__ void take_registers(float (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "=f"(r[i]));
+}
+
 // What reads or writes these registers stays on its side of here.
 template <int N> static __device__ __forceinline__ void hold_registers(float (&r)[N])
 {
@@ -128,6 +136,8 @@ static __device__ __forceinline__ uint64_t wgmma_further(uint64_t matrix, uint32
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
     }
 
+WGMMA_SHARED(wgmma_bf16, "bf16", 64, "%32", "%33", "%34")
+WGMMA_SHARED(wgmma_f16, "f16", 64, "%32", "%33", "%34")
 WGMMA_SHARED(wgmma_bf16, "bf16", 80, "%40", "%41", "%42")
 WGMMA_SHARED(wgmma_f16, "f16", 80, "%40", "%41", "%42")
 WGMMA_SHARED(wgmma_bf16, "bf16", 128, "%64", "%65", "%66")

@@ -23,6 +23,12 @@ constexpr int LEVELS = ROW_LEVELS;
 #endif
 constexpr int AHEAD = ROW_AHEAD;
 constexpr bool SKIPS = AHEAD > 0;
+// Whether a warpgroup multiplies, for 64 query rows; else warps do.
+#ifndef ROW_WARPGROUPS
+#define ROW_WARPGROUPS 0
+#endif
+// Of the result a warp has 16 query rows, all columns; else all rows, some columns.
+constexpr bool OWNS_ROWS = ROW_WARPGROUPS > 0;
 
 // Types as in src/pack.h.
 constexpr bool Q_IS_BF16 = ROW_Q == 1;
@@ -36,10 +42,13 @@ constexpr int KV_BYTES = KV_IS_E4M3 ? 1 : 2;
 // WARPS warps multiply, the next one copies, the last one counts arrivals.
 constexpr int THREADS = WARPS * 32;
 constexpr int BLOCK_THREADS = ATTN_DECODE_THREADS(WARPS);
-constexpr int ROW_BLOCKS = ROWS / 8;
+constexpr int BLOCK_WARPS = BLOCK_THREADS / 32;
 constexpr int DIM_STEPS = HEAD_DIM / 16;
-// Steps of 16 columns whose sums a warp has, from step warp * STEPS on; a warp beyond has none.
-constexpr int STEPS = DIM_STEPS > WARPS ? DIM_STEPS / WARPS : 1;
+// What a lane has of a block of the merge tree: of row blocks some steps, four values each. Columns
+// of a step; those of a warp are from step warp * STEPS on, and a warp beyond has none.
+constexpr int ROW_BLOCKS = OWNS_ROWS ? 1 : ROWS / 8;
+constexpr int STEP_COLUMNS = OWNS_ROWS ? 8 : 16;
+constexpr int STEPS = OWNS_ROWS ? HEAD_DIM / 8 : DIM_STEPS > WARPS ? DIM_STEPS / WARPS : 1;
 // Keys of a tile go through the MMAs in groups. A warp has groups warp, warp + WARPS, ...
 constexpr int GROUP = ATTN_BOX_KEYS;
 constexpr int GROUPS = TILE / GROUP;
@@ -53,20 +62,28 @@ constexpr int ROW_BYTES = HEAD_DIM * KV_BYTES;
 constexpr int PIECES = ROW_BYTES / 16;
 constexpr int GROUP_BYTES = GROUP * ROW_BYTES;
 constexpr int TILE_BYTES = TILE * ROW_BYTES;
-// Rows lie in lines of at most 128 bytes: a group is all first lines, then all second ones, ...
+// Rows lie in lines of at most 128 bytes: a group, or where a warp has rows a tile, is all first
+// lines, then all second ones, ...
+constexpr int LINES_KEYS = OWNS_ROWS ? TILE : GROUP;
 constexpr int LINE_BYTES = ROW_BYTES < 128 ? ROW_BYTES : 128;
 constexpr int LINE_PIECES = LINE_BYTES / 16;
+constexpr int LINES = ROW_BYTES / LINE_BYTES;
+// Bytes from line to line of a row, from group to group.
+constexpr int LINE_STEP = LINES_KEYS * LINE_BYTES;
+constexpr int GROUP_STEP = OWNS_ROWS ? GROUP * LINE_BYTES : GROUP_BYTES;
 // Queries stay in registers where there is room for them and the sums.
-constexpr bool Q_IN_REGISTERS = ATTN_DECODE_Q_IN_REGISTERS(ROWS, HEAD_DIM);
+constexpr bool Q_IN_REGISTERS = !OWNS_ROWS && ATTN_DECODE_Q_IN_REGISTERS(ROWS, HEAD_DIM);
 // E4M3: else they are brought into order once.
 constexpr bool KEEPS_Q = !Q_IN_REGISTERS && KV_IS_E4M3;
 // Registers of a thread, at most. Warps are dealt to four parts of an SM, of 16,384 each.
-constexpr int MOST_REGISTERS = 512 / ((ROW_PER_SM * BLOCK_THREADS / 32 + 3) / 4);
-// Bytes from row to row of q: the 8 rows of a fragment lie in different banks.
+constexpr int MOST_REGISTERS = 512 / ((ROW_PER_SM * BLOCK_WARPS + 3) / 4);
+// Bytes from row to row of q: the 8 rows of a fragment lie in different banks. Where a warp has
+// rows they lie in lines, as keys do, 64 of a warpgroup.
 constexpr int Q_PITCH = HEAD_DIM * 2 + 16;
-// Slots, of which a block of the merge tree takes one: [step][row block][lane] of o, then
-// [warp][row block][t] of m and l; float4 each. Nobody reads what another warp has written.
-constexpr int SLOT_FLOATS = ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
+// Slots, of which a block of the merge tree takes one: [warp][step][row block][lane] of o, then
+// [warp][row block][row pair] of m and l; float4 each. Nobody reads what another warp has written.
+constexpr int SLOT_FLOATS = OWNS_ROWS ? ATTN_DECODE_GROUP_SLOT_FLOATS(HEAD_DIM, ROWS)
+                                      : ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
 // Roots that meet in one place: one a lane.
 constexpr int FAN_LOG = ATTN_DECODE_FAN_LOG;
 constexpr int FAN = 1 << FAN_LOG;
@@ -124,9 +141,10 @@ struct alignas(16) visible_keys {
     int32_t draft;
 };
 
-// Units, and leaves, that are known at the same time: those in the ring, and one more.
-constexpr int INFOS = ATTN_DECODE_INFOS(STAGES);
-constexpr int LEAF_INFOS = ATTN_DECODE_LEAF_INFOS(STAGES, AHEAD);
+// Units, and leaves, that are known at the same time: those in the ring, and one more; where warps
+// have rows, which free a tile as soon as they have read it, the one before them, too.
+constexpr int INFOS = ATTN_DECODE_INFOS(STAGES) + OWNS_ROWS;
+constexpr int LEAF_INFOS = ATTN_DECODE_LEAF_INFOS(STAGES, AHEAD) + OWNS_ROWS;
 // Leaves of a block of skip-softmax; decisions that may wait to be read.
 constexpr int SKIP_LEAVES = ATTN_DECODE_SKIP_KEYS / TILE;
 constexpr int DECISIONS = ATTN_DECODE_DECISIONS;
@@ -145,16 +163,14 @@ constexpr int PARTS = ATTN_DECODE_PARTS(AHEAD);
 struct smem {
     // Tiles in turn: of a leaf K, then V.
     unsigned char ring[STAGES][TILE_BYTES];
-    // Queries of the units told.
-    alignas(16) unsigned char q_rows[INFOS][ROWS][Q_PITCH];
-    // MMA fragments of the queries, of this unit and of the one before: [row block][step][lane].
-    alignas(16) uint2 q[KEEPS_Q ? 2 : 1][KEEPS_Q ? ROW_BLOCKS * DIM_STEPS * 32 : 1];
+    // Queries: [INFOS][ROWS][Q_PITCH] of the units told; where a warp has rows, of this unit, in
+    // lines.
+    alignas(16) unsigned char q_bytes[OWNS_ROWS ? ROWS * ROW_BYTES : INFOS * ROWS * Q_PITCH];
     // Between units the levels are empty.
     union {
         alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
         fan_weights fan;
     };
-    leaf_part parts[PARTS];
     // Draft keys that are seen, of two units.
     uint32_t seen[2][DRAFT_WORDS];
     unit_info units_told[INFOS];
@@ -163,16 +179,23 @@ struct smem {
     unit_info posted_units[2];
     mail post;
     // One for each place in the ring: it is there; it was read. One for each place in units_told.
-    // There is mail; it is answered.
-    uint64_t full[STAGES], empty[STAGES], told[INFOS], posted, answered;
+    // There is mail; it is answered. Without boxes, one for each place in visible.
+    uint64_t full[STAGES], empty[STAGES], told[INFOS], posted, answered, seen_leaf[LEAF_INFOS];
     // Units before the pieces of thread i, and roots. Its length if it has one piece.
     int32_t units[BLOCK_THREADS], slots[BLOCK_THREADS], lens[BLOCK_THREADS];
-    int32_t warp_sum[WARPS + 2][2];
+    int32_t warp_sum[BLOCK_WARPS][2];
     deal dealt;
 };
 
-// What else there is where blocks may be left out.
-struct skip_smem : smem {
+// What else there is where warps share rows.
+struct shared_smem : smem {
+    // MMA fragments of the queries, of this unit and of the one before: [row block][step][lane].
+    alignas(16) uint2 q[KEEPS_Q ? 2 : 1][KEEPS_Q ? ROW_BLOCKS * DIM_STEPS * 32 : 1];
+    leaf_part parts[PARTS];
+};
+
+// And where blocks may be left out.
+struct skip_smem : shared_smem {
     // Of the units told: S / len, or 0 where nothing may be left out.
     float lambda[INFOS];
     // Whether a block is left out, for the copying warp. Barriers: that was decided.
@@ -182,8 +205,12 @@ struct skip_smem : smem {
     int32_t is_part_dropped[PARTS];
 };
 
-constexpr int SMEM_BYTES =
-    attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS, STAGES, LEVELS, AHEAD);
+constexpr int SMEM_BYTES = OWNS_ROWS ? attn_decode_group_smem_bytes(HEAD_DIM, TILE, STAGES, LEVELS)
+                                     : attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS,
+                                                              STAGES, LEVELS, AHEAD);
+constexpr int USED_BYTES = OWNS_ROWS ? sizeof(smem)
+                           : SKIPS   ? sizeof(skip_smem)
+                                     : sizeof(shared_smem);
 
 static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
 static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0,
@@ -195,9 +222,13 @@ static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");
 static_assert(!SKIPS || AHEAD >= SKIP_LEAVES - 1, "a block is decided on before its V is due");
 static_assert(AHEAD / SKIP_LEAVES + 2 <= DECISIONS, "no decision is forgotten before it is read");
-static_assert((SKIPS ? sizeof(skip_smem) : sizeof(smem)) <= SMEM_BYTES,
-              "the host asks for what the kernel uses");
+static_assert(USED_BYTES <= SMEM_BYTES, "the host asks for what the kernel uses");
 static_assert(SMEM_BYTES <= ATTN_SMEM_PER_BLOCK, "the chip's shared memory holds a block's");
+
+static __device__ __forceinline__ unsigned char (&q_rows(smem &s, int slot))[ROWS][Q_PITCH]
+{
+    return reinterpret_cast<unsigned char(*)[ROWS][Q_PITCH]>(s.q_bytes)[slot];
+}
 
 // Pieces of a line lie in swizzled order, piece ^ swizzle(row), as boxes are copied: so the 8 rows
 // of an ldmatrix lie in different banks.
@@ -206,10 +237,10 @@ static __device__ __forceinline__ constexpr int swizzle(int row)
     return LINE_PIECES == 8 ? row & 7 : LINE_PIECES == 4 ? row >> 1 & 3 : row >> 2 & 1;
 }
 
-// Where a piece of a row lies in its group.
+// Where a piece of a row lies in its group, or tile.
 static __device__ __forceinline__ constexpr int piece_offset(int row, int piece)
 {
-    return (piece / LINE_PIECES * GROUP + row) * LINE_BYTES +
+    return piece / LINE_PIECES * LINE_STEP + row * LINE_BYTES +
            (piece % LINE_PIECES ^ swizzle(row)) * 16;
 }
 

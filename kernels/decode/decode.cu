@@ -24,32 +24,18 @@
 // 128 are 2.15 GB, 0.45 ms at 4.8 TB/s: an SM gets 128 keys of a head in 3,800 clocks. What else
 // goes through L2 (registers that spill, what waits in the merge tree) is taken from that.
 
-#include "decode/config.cuh"
-#include "decode/feed.cuh"
-#include "decode/gather.cuh"
 #include "decode/leaf.cuh"
 #include "decode/skip.cuh"
+#include "decode/team.cuh"
 
-// What a warp that multiplies has while it does.
-struct team {
-    const attn_decode_args &args;
-    smem &s;
-    ring_place<STAGES> at;
-    ring_place<INFOS> told;
+struct team : team_base<team> {
+    shared_smem &s;
     // The place of V of the leaf before.
     int32_t last_v;
-    // In s.visible.
-    ring_place<LEAF_INFOS> info;
     // Which half of s.q it is in.
     int32_t half;
     query q;
-    scaling by;
     uint32_t s_piece, s_row;
-    tree_stack waiting;
-    arrivals mail;
-    // Whether an arrival is open, and where its unit is in s.posted_units.
-    bool is_open;
-    int32_t posted;
     // Skip-softmax: where the next leaf's weights go, and the next decision.
     ring_place<PARTS> part;
     ring_place<DECISIONS> decision;
@@ -57,17 +43,10 @@ struct team {
 
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
-        : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, last_v(-1), info{ 0, 0 }, half(0),
-          s_piece(first_piece(the_smem.ring)), s_row(first_v(the_smem.ring)),
-          waiting{ {}, the_smem.levels[0], g_stack, 0, the_args.stack_slots, 0 }, mail{ the_smem,
-                                                                                        0 },
-          is_open(false), posted(0), part{ 0, 0 }, decision{ 0, 0 }, blocks{}
+        : team_base(the_args, the_smem, g_stack), s(static_cast<shared_smem &>(the_smem)),
+          last_v(-1), half(0), s_piece(first_piece(the_smem.ring)),
+          s_row(first_v(the_smem.ring)), part{ 0, 0 }, decision{ 0, 0 }, blocks{}
     {
-    }
-
-    __device__ __forceinline__ void wait_for_tile() const
-    {
-        barrier_wait(shared_address(&s.full[at.slot]), at.phase);
     }
 
     // Once all warps are done with it.
@@ -81,7 +60,7 @@ struct team {
         by = scaling_of(args, rows_of(args, lane).kv_head);
         // The other half may still be read.
         half ^= 1;
-        take_rows(s.q_rows[told.slot], s.q[KEEPS_Q ? half : 0], q);
+        take_rows(q_rows(s, told.slot), s.q[KEEPS_Q ? half : 0], q);
         if (KEEPS_Q) sync_team();
     }
 
@@ -90,7 +69,7 @@ struct team {
     {
         if (!args.has_boxes) return;
         wait_for_tile();
-        clear_rows(s.ring[at.slot], keys);
+        clear_rows<WARPS>(s.ring[at.slot], keys, warp_id());
     }
 
     static __device__ __forceinline__ bool is_scorer()
@@ -191,7 +170,7 @@ struct team {
         }
         wait_for_tile();
         if (!keys.are_whole && args.has_boxes) {
-            clear_rows(s.ring[at.slot], keys);
+            clear_rows<WARPS>(s.ring[at.slot], keys, warp_id());
             sync_team();
         }
         combine_max(from, b);
@@ -232,39 +211,12 @@ struct team {
         }
     }
 
-    // If the arrival that is open was the last, merges the roots, and goes on upwards.
-    __device__ __forceinline__ void settle()
-    {
-        if (!is_open) return;
-        is_open = false;
-        if (!mail.settle()) return;
-        climb c(args, s.posted_units[posted]);
-        bool is_part = c.seek();
-        do {
-            const fan gathered = c.gathered();
-            c.go_up();
-            is_part = c.seek();
-            float4 o[AT_ONCE];
-            gathered.begin_steps(s.fan, o);
-#pragma unroll 1
-            for (int d = 0; d < STEPS; d++) {
-                block<1> b;
-                gathered.merge_step(s.fan, o, d, b);
-                if (is_part)
-                    store_step(c.slot(), d, b, 0);
-                else
-                    store_whole(args, c.r.info, warp_id() * STEPS + d, b);
-            }
-            // Levels of the merge tree will be where the weights are.
-            sync_team();
-            if (!is_part) break;
-            c.post(mail);
-        } while (mail.settle());
-        if (!is_part) finish_whole(args, mail, c.r.info);
-    }
-
     __device__ __forceinline__ void attend_unit(const unit_info &unit, block<STEPS> &b)
     {
+        if constexpr (SKIPS) {
+            attend_unit_ahead(unit, b);
+            return;
+        }
         const uint32_t first = unit.first, end = unit.end;
         take_query(unit.lane);
 #pragma unroll 1
@@ -273,92 +225,11 @@ struct team {
             push(waiting, first, leaf, leaf + 1 == end, b);
         }
     }
-
-    // A unit's arrival is left open for the time of another one.
-    __device__ __forceinline__ void run()
-    {
-#pragma unroll 1
-        for (;; told.next()) {
-            barrier_wait(shared_address(&s.told[told.slot]), told.phase);
-            const unit_info &unit = s.units_told[told.slot];
-            const bool is_end = unit.lane < 0;
-            climb c(args, unit);
-            const bool is_part = !is_end && c.seek();
-            if (!is_end) {
-                block<STEPS> b;
-                if constexpr (SKIPS)
-                    attend_unit_ahead(unit, b);
-                else
-                    attend_unit(unit, b);
-                if (is_part)
-                    store_slot(c.slot(), b);
-                else
-                    store_whole(args, unit, warp_id() * STEPS, b);
-            }
-            if (is_part || is_end || args.splits > 1) settle();
-            if (is_end) break;
-            if (!is_part) {
-                finish_whole(args, mail, unit);
-                continue;
-            }
-            posted ^= 1;
-            if (threadIdx.x == 0) s.posted_units[posted] = unit;
-            c.post(mail);
-            is_open = true;
-        }
-        mail.post(nullptr, 0);
-    }
 };
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
     ROW_NAME(const __grid_constant__ struct attn_decode_args args)
 {
     extern __shared__ __align__(1024) unsigned char s_bytes[];
-    smem &s = *reinterpret_cast<smem *>(s_bytes);
-    const bool copies = warp_id() == WARPS;
-    let_next_grid_come();
-    if (args.has_boxes && threadIdx.x == 0) {
-        prefetch_map(&args.k_map);
-        prefetch_map(&args.v_map);
-    }
-    if (threadIdx.x < STAGES) {
-        // By rows each lane arrives with its copies, and one that has told of them.
-        barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : 33);
-        barrier_init(shared_address(&s.empty[threadIdx.x]), 1);
-    }
-    if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 33);
-    if (threadIdx.x == 0) {
-        barrier_init(shared_address(&s.posted), WARPS);
-        barrier_init(shared_address(&s.answered), 1);
-    }
-    if (SKIPS && threadIdx.x < DECISIONS)
-        barrier_init(shared_address(&static_cast<skip_smem &>(s).decided[threadIdx.x]), 1);
-    fence_async();
-    wait_for_grids_before();
-    int32_t next = 0;
-    schedule dealt_as = {};
-    if (copies && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
-    if (are_few(args)) {
-        if (copies)
-            dealt_as.count(args);
-        else
-            prefetch_table(args);
-        __syncthreads();
-    } else {
-        count_all(args, s);
-        dealt_as.dealt = s.dealt;
-    }
-    if (copies) {
-        feed(args, s).run(dealt_as, next);
-        return;
-    }
-    if (warp_id() > WARPS) {
-        count_arrivals(s);
-        return;
-    }
-    float *const g_stack =
-        args.slots +
-        ((int64_t) args.num_roots + (int64_t) blockIdx.x * args.stack_slots) * SLOT_FLOATS;
-    team t(args, s, g_stack);
-    t.run();
+    run_block<team>(args, *reinterpret_cast<smem *>(s_bytes));
 }

@@ -135,8 +135,10 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
 // Threads of a block: those of `warps` warps that multiply, of one that copies, and of one that
 // counts arrivals.
 #define ATTN_DECODE_THREADS(warps) (((warps) + 2) * 32)
-// Floats of a slot: o of each row, then m and l of each row, for each warp.
+// Floats of a slot: o of each row, then m and l of each row, for each warp; where warpgroups
+// multiply, once.
 #define ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) ((rows) * ((head_dim) + 2 * (warps)))
+#define ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows) ((rows) * ((head_dim) + 2))
 #define ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) \
     ((rows) * (head_dim) <= ((rows) == 8 ? 2048 : 1024))
 #define ATTN_DECODE_INFOS(stages) (((stages) + 1) / 2 + 1)
@@ -146,40 +148,65 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
     ((ahead) > 0 ? (stages) + (ahead) + 1 : ATTN_DECODE_INFOS(stages))
 #define ATTN_DECODE_PARTS(ahead) ((ahead) > 0 ? (ahead) + 2 : 1)
 
-// Dynamic shared memory of a block, in bytes: of struct smem in config.cuh.
+// Dynamic shared memory of a block, in bytes: of struct smem in config.cuh, for each row.
 #ifdef __cplusplus
-static constexpr int32_t
+#define ATTN_DECODE_SIZE static constexpr int32_t
 #else
-static inline int32_t
+#define ATTN_DECODE_SIZE static inline int32_t
 #endif
-attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows, int32_t tile,
-                       int32_t warps, int32_t stages, int32_t levels, int32_t ahead)
+
+// Of what all rows have: the ring, what waits in the merge tree, what warps tell each other.
+ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int32_t slot_floats,
+                                          int32_t threads, int32_t stages, int32_t levels,
+                                          int32_t ahead)
+{
+    const int32_t slots = levels * slot_floats * 4;
+    const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
+    const int32_t infos =
+        ATTN_DECODE_INFOS(stages) * (48 + 8) + ATTN_DECODE_LEAF_INFOS(stages, ahead) * (32 + 8);
+    const int32_t barriers = stages * 16 + 2 * 16;
+    // A thread's length and sums of units and roots, a warp's sums; two words.
+    const int32_t schedule = threads * 12 + threads / 32 * 8 + 2 * 4;
+    // Two units, and what is posted of them.
+    const int32_t arrivals = 2 * 48 + 16 + 2 * 8;
+    return stages * tile_bytes + (slots > fan ? slots : fan) + infos + barriers + schedule +
+           arrivals;
+}
+
+ATTN_DECODE_SIZE attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows,
+                                        int32_t tile, int32_t warps, int32_t stages,
+                                        int32_t levels, int32_t ahead)
 {
     const int32_t groups = tile / ATTN_BOX_KEYS, scorers = groups < warps ? groups : warps;
-    const int32_t ring = stages * tile * head_dim * kv_bytes;
+    const int32_t common = attn_decode_common_bytes(
+        tile * head_dim * kv_bytes, rows, ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps),
+        ATTN_DECODE_THREADS(warps), stages, levels, ahead);
     const int32_t fragments =
         kv_bytes == 2 || ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
     const int32_t q = fragments + ATTN_DECODE_INFOS(stages) * rows * (head_dim * 2 + 16);
-    const int32_t slots = levels * ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) * 4;
-    const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
-    const int32_t waiting = slots > fan ? slots : fan;
     const int32_t part = groups * rows * (32 + 4) + scorers * rows * 4;
     const int32_t weights = ATTN_DECODE_PARTS(ahead) * part;
-    const int32_t infos =
-        ATTN_DECODE_INFOS(stages) * (48 + 8) + ATTN_DECODE_LEAF_INFOS(stages, ahead) * 32;
-    const int32_t barriers = stages * 16 + 2 * 16;
-    // A thread's length and sums of units and roots, a warp's sums; two words.
-    const int32_t schedule = (warps + 2) * (32 * 12 + 8) + 2 * 4;
-    // Two units, and what is posted of them.
-    const int32_t arrivals = 2 * 48 + 16 + 2 * 8;
     // A number of each unit; what was decided, and its barriers.
     const int32_t decisions =
         ahead > 0 ? 16 + (ATTN_DECODE_INFOS(stages) + ATTN_DECODE_PARTS(ahead)) * 4 +
                         ATTN_DECODE_DECISIONS * (4 + 8)
                   : 0;
-    return (ring + q + waiting + weights + infos + barriers + schedule + arrivals + decisions +
-            15) /
-           16 * 16;
+    return (common + q + weights + decisions + 15) / 16 * 16;
 }
+
+// Where a warpgroup multiplies; 16-bit types.
+ATTN_DECODE_SIZE attn_decode_group_smem_bytes(int32_t head_dim, int32_t tile, int32_t stages,
+                                              int32_t levels)
+{
+    const int32_t rows = 64, warps = 4;
+    const int32_t common = attn_decode_common_bytes(
+        tile * head_dim * 2, rows, ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
+        ATTN_DECODE_THREADS(warps), stages, levels, 0);
+    // One unit and one leaf more.
+    const int32_t infos = 48 + 8 + 32 + 8;
+    return (common + infos + rows * head_dim * 2 + 15) / 16 * 16;
+}
+
+#undef ATTN_DECODE_SIZE
 
 #endif

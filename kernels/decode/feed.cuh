@@ -5,7 +5,8 @@
 //
 // Where a group of keys lies in one page, the copy engine takes it as a box of the tensor that K or
 // V is (args.k_map, args.v_map), and brings keys along that are not attended. Else lanes copy row
-// by row, and put zeros where nothing is attended.
+// by row, and put zeros where nothing is attended. One warp has only so many copies under way, so
+// the warp that counts arrivals copies V then.
 //
 // Skip-softmax: K of a unit is AHEAD leaves ahead of V, which is copied once its block is known to
 // count. Of a block that does not, there is no V in the ring.
@@ -154,6 +155,36 @@ struct batch {
     }
 };
 
+// A tile of K or V row by row, two lanes every other piece of a row: what differs between the copies
+// of a row are constants, and the sectors of memory are whole. `offset`: where this lane's keys lie,
+// in bytes; negative: nowhere.
+static __device__ __forceinline__ void copy_tile(const void *g_pool, unsigned char *s_tile,
+                                                 uint32_t s_full, int64_t head_offset,
+                                                 const int64_t (&offset)[WORDS])
+{
+    constexpr int PAIRS = PIECES / 2, LINE_PAIRS = LINE_PIECES / 2;
+    const int row = lane_id() / 2, column = lane_id() % 2;
+    const unsigned char *const g_head =
+        static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES + column * 16;
+    uint32_t s_piece[LINE_PAIRS];
+#pragma unroll
+    for (int i = 0; i < LINE_PAIRS; i++)
+        s_piece[i] = shared_address(s_tile) + piece_offset(row, i * 2 + column);
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        const int64_t from = __shfl_sync(~0u, offset[g / 2], g % 2 * GROUP + row);
+        const bool is_absent = from < 0;
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++)
+            cp_async_16_unless(s_piece[i % LINE_PAIRS] + g * GROUP_STEP +
+                                   i / LINE_PAIRS * LINE_STEP,
+                               g_head + from + i * 32, is_absent);
+    }
+    cp_async_arrive(s_full);
+    if (lane_id() == 0) barrier_arrive(s_full);
+    __syncwarp();
+}
+
 // V of a unit whose K is ahead.
 struct trail {
     batch b;
@@ -174,16 +205,12 @@ struct feed {
     ring_place<LEAF_INFOS> info;
     // Of s.seen: that of the unit begun last.
     int half;
-    // A key's V lies in its pool as its K does.
-    bool lie_alike;
     // Skip-softmax: leaves by which K of this unit is ahead, and where V is.
     uint32_t ahead;
     trail behind;
 
     __device__ __forceinline__ feed(const attn_decode_args &the_args, smem &the_smem)
         : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }, half(0),
-          lie_alike(!the_args.v_table && the_args.k_page_stride == the_args.v_page_stride &&
-                    the_args.k_token_stride == the_args.v_token_stride),
           ahead(0), behind{ {}, 0, { 0, 0 }, false, 0 }
     {
     }
@@ -243,20 +270,24 @@ struct feed {
 
     __device__ __forceinline__ void tell_visible(const visible_keys &keys)
     {
-        if (lane_id() == 0) s.visible[info.slot] = keys;
+        if (lane_id() == 0) {
+            s.visible[info.slot] = keys;
+            if (!SKIPS && !args.has_boxes) barrier_arrive(shared_address(&s.seen_leaf[info.slot]));
+        }
         info.next();
     }
 
-    // With its queries; negative lane: there are no more. 0 where a lane has fewer rows.
+    // With its queries, unless warps have rows; negative lane: there are no more. 0 where a lane has
+    // fewer rows.
     __device__ __forceinline__ void tell_unit(const unit_info &unit)
     {
         constexpr int PER_ROW = HEAD_DIM * 2 / 16;
         const uint32_t s_told = shared_address(&s.told[told.slot]);
-        if (unit.lane >= 0) {
+        if (!OWNS_ROWS && unit.lane >= 0) {
             const rows r = rows_of(args, unit.lane);
             const unsigned char *const g_q =
                 static_cast<const unsigned char *>(args.q) + unit.sequence * args.q_stride * 2;
-            const uint32_t s_q = shared_address(s.q_rows[told.slot]);
+            const uint32_t s_q = shared_address(q_rows(s, told.slot));
 #pragma unroll 4
             for (int i = lane_id(); i < ROWS * PER_ROW; i += 32) {
                 const int row = i / PER_ROW, column = i % PER_ROW * 16;
@@ -275,6 +306,19 @@ struct feed {
         told.next();
     }
 
+    // The same where a box is a line of a group: each lane has one.
+    __device__ __forceinline__ void copy_lines(const attn_box_map &map, uint32_t s_full,
+                                               int32_t page, int32_t kv_head, uint32_t groups,
+                                               int index, int32_t slot)
+    {
+        const int group = lane_id() % GROUPS, line = lane_id() / GROUPS;
+        page = __shfl_sync(~0u, page, index + group);
+        slot = __shfl_sync(~0u, slot, index + group);
+        if (line < LINES && groups >> group & 1)
+            copy_line(shared_address(s.ring[at.slot]) + line * LINE_STEP + group * GROUP_STEP, &map,
+                      s_full, slot, line, kv_head, page);
+    }
+
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
     // page.
     __device__ __forceinline__ void copy_boxes(const attn_box_map &map, uint32_t s_full,
@@ -283,7 +327,9 @@ struct feed {
     {
         const int group = lane_id() - index;
         if (lane_id() == 0) barrier_arrive_expect(s_full, __popc(groups) * GROUP_BYTES);
-        if (group >= 0 && group < GROUPS && groups >> group & 1)
+        if constexpr (OWNS_ROWS)
+            copy_lines(map, s_full, page, kv_head, groups, index, slot);
+        else if (group >= 0 && group < GROUPS && groups >> group & 1)
             copy_box(shared_address(s.ring[at.slot]) + group * GROUP_BYTES, &map, s_full, slot,
                      kv_head, page);
         __syncwarp();
@@ -307,63 +353,34 @@ struct feed {
         }
     }
 
-    // K or V of a leaf, two lanes every other piece of a row: what differs between the copies of a
-    // row are constants, and the sectors of memory are whole. `offset`: where this lane's keys lie,
-    // in bytes; negative: nowhere.
     __device__ __forceinline__ void copy_rows(const void *g_pool, uint32_t s_full,
                                               int64_t head_offset, const int64_t (&offset)[WORDS])
     {
-        constexpr int PAIRS = PIECES / 2, LINE_PAIRS = LINE_PIECES / 2;
-        const int row = lane_id() / 2, column = lane_id() % 2;
-        const unsigned char *const g_head =
-            static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES + column * 16;
-        uint32_t s_piece[LINE_PAIRS];
-#pragma unroll
-        for (int i = 0; i < LINE_PAIRS; i++)
-            s_piece[i] = shared_address(s.ring[at.slot]) + piece_offset(row, i * 2 + column);
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            const int64_t from = __shfl_sync(~0u, offset[g / 2], g % 2 * GROUP + row);
-            const bool is_absent = from < 0;
-#pragma unroll
-            for (int i = 0; i < PAIRS; i++)
-                cp_async_16_unless(s_piece[i % LINE_PAIRS] + g * GROUP_BYTES +
-                                       i / LINE_PAIRS * GROUP * LINE_BYTES,
-                                   g_head + from + i * 32, is_absent);
-        }
-        cp_async_arrive(s_full);
-        if (lane_id() == 0) barrier_arrive(s_full);
-        __syncwarp();
+        copy_tile(g_pool, s.ring[at.slot], s_full, head_offset, offset);
         at.next();
     }
 
     __device__ __forceinline__ void feed_rows(const batch &b, int32_t kv_head)
     {
-        int64_t k_offset[WORDS], v_offset[WORDS];
+        int64_t k_offset[WORDS];
         uint32_t there[WORDS];
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
             const bool valid = is_page(b.page[j]) && is_page(b.v_page[j]);
-            const uint32_t key = b.first_key() + j * 32 + lane_id();
-            const int32_t slot = slot_of(key);
-            k_offset[j] = v_offset[j] = -1;
-            if (valid) {
-                k_offset[j] = v_offset[j] =
-                    (b.page[j] * args.k_page_stride + slot * args.k_token_stride) * KV_BYTES;
-                if (!lie_alike)
-                    v_offset[j] =
-                        (b.v_page[j] * args.v_page_stride + slot * args.v_token_stride) * KV_BYTES;
+            const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
+            k_offset[j] =
+                valid ? (b.page[j] * args.k_page_stride + slot * args.k_token_stride) * KV_BYTES
+                      : -1;
 #if ATTN_MUTATION == 24
-                k_offset[j] = (int32_t) k_offset[j], v_offset[j] = (int32_t) v_offset[j];
+            k_offset[j] = (int32_t) k_offset[j];
 #endif
-            }
             there[j] = __ballot_sync(~0u, valid);
         }
         const visible_keys keys = see(b, b.wanted, there);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
         copy_rows(args.k, s_k, kv_head * args.k_head_stride, k_offset);
-        copy_rows(args.v, wait_for_room(), kv_head * args.v_head_stride, v_offset);
+        at.next();
     }
 
     // ---- skip-softmax
@@ -509,10 +526,17 @@ struct feed {
         return true;
     }
 
+    // If V comes from another warp, that may be behind by all units told until there is room for K.
+    __device__ __forceinline__ void tell_next_unit(const unit_info &unit)
+    {
+        if (!SKIPS && !args.has_boxes) wait_for_room();
+        tell_unit(unit);
+    }
+
     __device__ __forceinline__ void copy(const batch &b)
     {
         if (SKIPS && b.leaf == b.unit.first) begin_trail(b);
-        if (b.leaf == b.unit.first) tell_unit(b.unit);
+        if (b.leaf == b.unit.first) tell_next_unit(b.unit);
         const int32_t kv_head = b.unit.lane / args.row_groups;
         if (SKIPS)
             feed_ahead(b, kv_head);
@@ -536,7 +560,7 @@ struct feed {
             if (turn > 0) now = then;
         }
         now.unit.lane = -1;
-        tell_unit(now.unit);
+        tell_next_unit(now.unit);
         // Whoever is done last leaves the counters as they were.
         if (lane_id() == 0) {
             __threadfence();

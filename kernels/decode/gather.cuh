@@ -13,7 +13,7 @@
 constexpr int QUERY_REGISTERS = Q_IN_REGISTERS ? ROW_BLOCKS * DIM_STEPS * 2 : 0;
 constexpr int FREE_REGISTERS = MOST_REGISTERS - QUERY_REGISTERS - (ROW_BLOCKS - 1) * 40 -
                                (KV_IS_E4M3 ? 16 : 0) - (SKIPS ? 16 : 0);
-constexpr int AT_ONCE_LOG = FREE_REGISTERS < 140 ? 3 : 4;
+constexpr int AT_ONCE_LOG = OWNS_ROWS ? 2 : FREE_REGISTERS < 140 ? 3 : 4;
 constexpr int AT_ONCE = 1 << AT_ONCE_LOG;
 
 struct roots {
@@ -63,10 +63,9 @@ struct fan {
         for (int row = warp_id(); row < ROWS; row += WARPS) {
             float m = -INFINITY, l = 0.0f;
             if (has(index)) {
-                const float *const g_ml = reinterpret_cast<const float *>(
-                    slot_ml(r.slot(index, log), row / 8, row / 2 % 4));
-                m = load_global_float(g_ml + row % 2);
-                l = load_global_float(g_ml + 2 + row % 2);
+                const float *const g_ml = slot_row(r.slot(index, log), row);
+                m = load_global_float(g_ml);
+                l = load_global_float(g_ml + 2);
             }
 #pragma unroll
             for (int level = 0; level < FAN_LOG; level++) {
@@ -103,12 +102,19 @@ struct fan {
         }
     }
 
+    // What is there of a lane's rows.
+    static __device__ __forceinline__ float4 of_two_rows(const float2 (&s_of_rows)[ROWS], int n)
+    {
+        const float2 *const s_first = &s_of_rows[own_row(lane_id(), n, 0)];
+        if constexpr (!OWNS_ROWS) return *reinterpret_cast<const float4 *>(s_first);
+        return make_float4(s_first[0].x, s_first[0].y, s_first[8].x, s_first[8].y);
+    }
+
     // right += left, as node `node` does.
     static __device__ __forceinline__ void merge(const fan_weights &s_fan, int node, int n,
                                                  const float4 &left, float4 &right)
     {
-        const float4 w =
-            *reinterpret_cast<const float4 *>(&s_fan.node[node][n * 8 + lane_id() % 4 * 2]);
+        const float4 w = of_two_rows(s_fan.node[node], n);
         const weights by = { { w.x, w.z }, { w.y, w.w } };
         float merged[4] = { right.x, right.y, right.z, right.w };
         merge_o(by, left, merged);
@@ -169,8 +175,7 @@ struct fan {
             bool is_loaded = d + n == 0;
             const float4 sum = merge_block<FAN_LOG>(s_fan, o, is_loaded, 0, d, n);
             b.o[0][n][0] = sum.x, b.o[0][n][1] = sum.y, b.o[0][n][2] = sum.z, b.o[0][n][3] = sum.w;
-            const float4 ml =
-                *reinterpret_cast<const float4 *>(&s_fan.ml[n * 8 + lane_id() % 4 * 2]);
+            const float4 ml = of_two_rows(s_fan.ml, n);
             b.m[n][0] = ml.x, b.l[n][0] = ml.y, b.m[n][1] = ml.z, b.l[n][1] = ml.w;
         }
     }

@@ -3,6 +3,7 @@
 // exchange; and O^T = V^T P^T, a warp some columns.
 #pragma once
 
+#include "decode/scores.cuh"
 #include "decode/tree.cuh"
 
 // Of this lane: row lane % 16 of a group, piece lane / 16.
@@ -168,39 +169,8 @@ static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_pie
         }
 }
 
-static __device__ __forceinline__ float cap_score(float x, float cap, float inverse_cap)
-{
-    // tanh by exp, but by its series near 0, where 1 - 2 / (e^2y + 1) would cancel.
-    const float y = x * inverse_cap;
-    const float z = y * y;
-    const float series =
-        y * (1.0f + z * (-1.0f / 3 + z * (2.0f / 15 + z * (-17.0f / 315 + z * (62.0f / 2835)))));
-    const float large = 1.0f - 2.0f * rcp(ex2(2.0f * LOG2_E * y) + 1.0f);
-    return cap * (fabsf(y) < 0.25f ? series : large);
-}
-
 // Of a lane: keys g and g + 8 of each of its warp's groups, rows 2t and 2t + 1.
 using scores = float[OWN_GROUPS][ROW_BLOCKS][4];
-
-// What turns a product into a score in units of log2.
-struct scaling {
-    // Natural units if there is a softcap.
-    float scale;
-    // 1 / softcap.
-    float inverse_cap;
-};
-
-static __device__ __forceinline__ scaling scaling_of(const attn_decode_args &args, int32_t kv_head)
-{
-    scaling by;
-    by.scale = args.scale * (args.k_scales ? __ldg(args.k_scales + kv_head) : args.k_scale);
-    if (!(args.softcap > 0)) by.scale *= LOG2_E;
-#if ATTN_MUTATION == 23
-    if (args.group_rows == 1) by.scale *= 1.0001f;
-#endif
-    by.inverse_cap = args.softcap > 0 ? __fdiv_rn(1.0f, args.softcap) : 0.0f;
-    return by;
-}
 
 static __device__ __forceinline__ void scale_scores(const attn_decode_args &args, const scaling &by,
                                                     const query &q, scores &r_s)
@@ -250,26 +220,6 @@ static __device__ __forceinline__ uint32_t own_visible(const visible_keys &visib
 {
     const int group = own_group(index);
     return visible.bits[group / 2] >> group % 2 * 16 >> lane_id() / 4;
-}
-
-// Whether a row of a token attends a key, counted from the first draft key, if any row does.
-static __device__ __forceinline__ bool attends(const attn_decode_args &args, int32_t sequence,
-                                               int32_t token, int32_t draft)
-{
-    // A row that there is none of.
-    if (token >= args.q_len) return true;
-#if ATTN_MUTATION == 27
-    if (args.window > 0 && !args.window_is_shared && draft < token + 2 - args.window) return false;
-#endif
-    if (args.window > 0 && !args.window_is_shared && draft < token + 1 - args.window) return false;
-    if (draft < 0) return true;
-    if (draft >= args.q_len) return false;
-    if (!args.tree_mask) return draft <= token;
-#if ATTN_MUTATION == 26
-    token = min(token + 1, args.q_len - 1);
-#endif
-    const int64_t row = (int64_t) sequence * args.q_len + token;
-    return __ldg(args.tree_mask + row * args.mask_words + draft / 32) >> draft % 32 & 1;
 }
 
 // Rows attend different keys: scores of those that a row does not.
@@ -413,22 +363,6 @@ static __device__ __forceinline__ uint32_t first_v(const void *s_ring)
     return shared_address(s_ring) + (KV_IS_E4M3
                                          ? lane / 16 * GROUP_BYTES + piece_offset(lane % 16, 0)
                                          : piece_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-}
-
-// Zeros where rows of V are not attended: what a box has brought along there may be NaN. This
-// warp's part of the tile.
-static __device__ __forceinline__ void clear_rows(unsigned char *s_tile, const visible_keys &keys)
-{
-#pragma unroll 1
-    for (int row = warp_id(); row < TILE; row += WARPS) {
-        if (keys.bits[row / 32] >> row % 32 & 1) continue;
-        unsigned char *const s_group = s_tile + row / GROUP * GROUP_BYTES;
-#pragma unroll 1
-        for (int piece = lane_id(); piece < PIECES; piece += 32)
-            *reinterpret_cast<uint4 *>(s_group + piece_offset(row % GROUP, piece)) =
-                make_uint4(0, 0, 0, 0);
-    }
-    fence_async();
 }
 
 // This warp's columns of o. `offset`: of the tile in the ring.

@@ -40,14 +40,19 @@ struct arrivals {
     }
 };
 
-// The warp that sees to it.
-static __device__ __forceinline__ void count_arrivals(smem &s)
-{
-    for (uint32_t phase = 0;; phase ^= 1) {
+// For the warp that sees to it.
+struct counter {
+    smem &s;
+    uint32_t phase;
+
+    // The next arrival. False: there will be no more.
+    __device__ __forceinline__ bool count()
+    {
         barrier_wait(shared_address(&s.posted), phase);
+        phase ^= 1;
         int32_t *g_counter = nullptr;
         if (lane_id() == 0) g_counter = s.post.g_counter;
-        if (!__shfl_sync(~0u, g_counter != nullptr, 0)) return;
+        if (!__shfl_sync(~0u, g_counter != nullptr, 0)) return false;
         if (lane_id() == 0) {
             s.post.is_last = add_in_order(g_counter, 1) == s.post.count - 1;
 #if ATTN_MUTATION != 20
@@ -55,8 +60,9 @@ static __device__ __forceinline__ void count_arrivals(smem &s)
 #endif
             barrier_arrive(shared_address(&s.answered));
         }
+        return true;
     }
-}
+};
 
 // Two neighbouring columns of a head's output.
 static __device__ __forceinline__ void store_pair(const attn_decode_args &args, int32_t sequence,
@@ -73,6 +79,12 @@ static __device__ __forceinline__ uint32_t pack_output(float low, float high)
     return Q_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
 }
 
+// The first step of a block that a warp has.
+static __device__ __forceinline__ int own_step()
+{
+    return OWNS_ROWS ? 0 : warp_id() * STEPS;
+}
+
 // Steps `first_step` .. of the output: brings in the sink, divides, rounds. Whole warps.
 template <int N>
 static __device__ __forceinline__ void store_output(const attn_decode_args &args, int32_t sequence,
@@ -84,7 +96,7 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
     for (int n = 0; n < ROW_BLOCKS; n++) {
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            const int row = n * 8 + t * 2 + c;
+            const int row = own_row(lane, n, c);
             const bool is_row = row < r.num_rows;
             const token_head at = locate(args, r, row);
             const float sink =
@@ -97,21 +109,27 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
 #pragma unroll
             for (int d = 0; d < N; d++)
 #pragma unroll
-                for (int i = c; i < 4; i += 2) {
+                for (int i = 0; i < 4; i++) {
+                    if (row_of(i) != c) continue;
                     const float o =
                         __fmul_rn(__fmul_rn(__fmul_rn(b.o[d][n][i], weight), inverse), v_scale);
                     // + 0: a masked group may have turned a -0 into +0; let it always be +0.
                     b.o[d][n][i] = sum == 0.0f ? 0.0f : o + 0.0f;
                 }
-            if (args.lse && is_row && first_step == 0 && g == 0)
+            if (args.lse && is_row && first_step == 0 && speaks_for_rows(lane))
                 args.lse[output_of(args, sequence, at)] = (m + (lg2(sum) + SHIFT)) * LN_2;
         }
 #pragma unroll
         for (int d = 0; d < N; d++) {
             const float *const o = b.o[d][n];
-            const int column = (first_step + d) * 16;
-            if (first_step + d >= DIM_STEPS) continue;
-            if constexpr (KV_IS_E4M3) {
+            const int column = (first_step + d) * STEP_COLUMNS;
+            if (column >= HEAD_DIM) continue;
+            if constexpr (OWNS_ROWS) {
+                store_pair(args, sequence, r, own_row(lane, n, 0), column + t * 2,
+                           pack_output(o[0], o[1]));
+                store_pair(args, sequence, r, own_row(lane, n, 1), column + t * 2,
+                           pack_output(o[2], o[3]));
+            } else if constexpr (KV_IS_E4M3) {
                 store_pair(args, sequence, r, n * 8 + t * 2, column + g * 2,
                            pack_output(o[0], o[2]));
                 store_pair(args, sequence, r, n * 8 + t * 2 + 1, column + g * 2,
@@ -219,7 +237,7 @@ static __device__ __forceinline__ void store_whole(const attn_decode_args &args,
                                                    block<N> &b)
 {
     const rows r = rows_of(args, info.lane);
-    if (args.splits == 1)
+    if (OWNS_ROWS || args.splits == 1)
         store_output(args, info.sequence, r, first_step, b);
     else
         store_piece(args, describe(args, info.piece), r, first_step, b);
@@ -229,7 +247,7 @@ static __device__ __forceinline__ void store_whole(const attn_decode_args &args,
 static __device__ __forceinline__ void finish_whole(const attn_decode_args &args, arrivals &a,
                                                     const unit_info &info)
 {
-    if (args.splits == 1) return;
+    if (OWNS_ROWS || args.splits == 1) return;
     const piece p = describe(args, info.piece);
     const rows r = rows_of(args, info.lane);
     int32_t *const g_counter = args.counters + 2 + (int64_t) args.root_levels * args.num_roots +

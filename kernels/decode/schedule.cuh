@@ -236,7 +236,7 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     leaves = longest = 0;
     uint32_t skips = 0;
 #pragma unroll
-    for (int i = 0; i < WARPS + 2; i++) {
+    for (int i = 0; i < BLOCK_WARPS; i++) {
         leaves += s.warp_sum[i][0];
         const uint32_t of_warp = s.warp_sum[i][1];
         longest = max(longest, SKIPS ? of_warp & ~MAY_SKIP : of_warp);
@@ -256,7 +256,7 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     counts before = { end.units - own.units, end.slots - own.slots };
     int32_t total = 0;
 #pragma unroll
-    for (int i = 0; i < WARPS + 2; i++) {
+    for (int i = 0; i < BLOCK_WARPS; i++) {
         if (i < warp_id()) before.units += s.warp_sum[i][0], before.slots += s.warp_sum[i][1];
         total += s.warp_sum[i][0];
     }

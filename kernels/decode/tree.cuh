@@ -5,17 +5,42 @@
 
 #include "decode/schedule.cuh"
 
-// A block of the tree, or N steps of 16 columns of it: its largest score m, the sum l of
+// A block of the tree, or N steps of columns of it: its largest score m, the sum l of
 // 2^(score - m), the weighted sum o of V. With g = lane / 4, t = lane % 4 a lane holds, of each
 // step and 8 query rows, rows 2t and 2t + 1 of columns g and g + 8 (E4M3: 2g and 2g + 1); m and l
-// of these rows.
+// of these rows. Where a warp has rows: columns 2t and 2t + 1 of its rows g, then of g + 8.
 template <int N> struct block {
     float o[N][ROW_BLOCKS][4];
     float m[ROW_BLOCKS][2];
     float l[ROW_BLOCKS][2];
 };
 
-// What o of the left and of the right half of a block are multiplied with: rows 2t and 2t + 1.
+// Which of a lane's two rows value i of a step is of.
+static __device__ __forceinline__ constexpr int row_of(int i)
+{
+    return OWNS_ROWS ? i / 2 : i % 2;
+}
+
+// Query row c of a lane's two, of row block n.
+static __device__ __forceinline__ int own_row(int lane, int n, int c)
+{
+    return OWNS_ROWS ? warp_id() * 16 + lane / 4 + c * 8 : n * 8 + lane % 4 * 2 + c;
+}
+
+// Lanes with the same number have the same two rows; of these lanes, one.
+constexpr int ROW_PAIRS = OWNS_ROWS ? 8 : 4;
+
+static __device__ __forceinline__ int row_pair()
+{
+    return OWNS_ROWS ? lane_id() / 4 : lane_id() % 4;
+}
+
+static __device__ __forceinline__ bool speaks_for_rows(int lane)
+{
+    return OWNS_ROWS ? lane % 4 == 0 : lane < 4;
+}
+
+// What o of the left and of the right half of a block are multiplied with, of each of two rows.
 struct weights {
     float left[2], right[2];
 };
@@ -52,7 +77,7 @@ static __device__ __forceinline__ void merge_o(const weights &w, float4 left, fl
     const float left_o[4] = { left.x, left.y, left.z, left.w };
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        right[i] = __fmaf_rn(left_o[i], w.left[i % 2], __fmul_rn(right[i], w.right[i % 2]));
+        right[i] = __fmaf_rn(left_o[i], w.left[row_of(i)], __fmul_rn(right[i], w.right[row_of(i)]));
 }
 
 template <int N> static __device__ __forceinline__ void clear(block<N> &b)
@@ -70,10 +95,18 @@ template <int N> static __device__ __forceinline__ void clear(block<N> &b)
 
 // ---- slots, see SLOT_FLOATS; of the steps of this warp
 
-static __device__ __forceinline__ float4 *slot_ml(float *slot, int n, int t)
+static __device__ __forceinline__ float4 *slot_ml(float *slot, int n, int pair)
 {
-    return reinterpret_cast<float4 *>(slot + ROWS * HEAD_DIM) + (warp_id() * ROW_BLOCKS + n) * 4 +
-           t;
+    return reinterpret_cast<float4 *>(slot + ROWS * HEAD_DIM) +
+           (warp_id() * ROW_BLOCKS + n) * ROW_PAIRS + pair;
+}
+
+// m of a row, of any warp's if warps have rows; l is two floats further.
+static __device__ __forceinline__ const float *slot_row(float *slot, int row)
+{
+    if constexpr (OWNS_ROWS)
+        return slot + ROWS * HEAD_DIM + (row / 16 * 8 + row % 8) * 4 + row / 8 % 2;
+    return reinterpret_cast<const float *>(slot_ml(slot, row / 8, row / 2 % 4)) + row % 2;
 }
 
 // In floats, from the start of the slot.
@@ -89,7 +122,7 @@ static __device__ __forceinline__ float4 *slot_o(float *slot, int d, int n)
 
 static __device__ __forceinline__ bool has_columns()
 {
-    return DIM_STEPS >= WARPS || warp_id() < DIM_STEPS;
+    return OWNS_ROWS || DIM_STEPS >= WARPS || warp_id() < DIM_STEPS;
 }
 
 template <int N> static __device__ __forceinline__ float4 ml_of(const block<N> &b, int n)
@@ -109,7 +142,7 @@ static __device__ __forceinline__ void store_step(float *slot, int d, const bloc
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
         if (has_columns()) *slot_o(slot, d, n) = o_of(b, from, n);
-        if (d == 0 && lane_id() < 4) *slot_ml(slot, n, lane_id()) = ml_of(b, n);
+        if (d == 0 && speaks_for_rows(lane_id())) *slot_ml(slot, n, row_pair()) = ml_of(b, n);
     }
 }
 
@@ -124,7 +157,7 @@ static __device__ __forceinline__ void merge_slot(float *slot, block<STEPS> &b)
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        const weights w = merge_ml(*slot_ml(slot, n, lane_id() % 4), n, b);
+        const weights w = merge_ml(*slot_ml(slot, n, row_pair()), n, b);
 #pragma unroll
         for (int d = 0; d < STEPS; d++)
             if (has_columns()) merge_o(w, *slot_o(slot, d, n), b.o[d][n]);
@@ -145,7 +178,8 @@ static __device__ __forceinline__ void merge_blocks(const block<STEPS> &left, bl
 // ---- the binary counter
 
 // Level 0, every other leaf, waits in registers where there is room.
-constexpr bool KEEPS_LOWEST = ROWS == 8 || MOST_REGISTERS > 200;
+constexpr bool KEEPS_LOWEST = !OWNS_ROWS && (ROWS == 8 || MOST_REGISTERS > 200);
+
 // Levels below this one have a place in shared memory, or registers.
 constexpr int NEAR_LEVELS = LEVELS + KEEPS_LOWEST;
 

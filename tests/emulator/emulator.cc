@@ -178,6 +178,7 @@ int64_t copy_box(uint32_t s_target, const void *map, int row, int line_number, i
 } // namespace emulator
 
 #define ROW(name, ...) extern "C" void name(const attn_decode_args args);
+#include "emulated_groups.inc"
 #include "emulated_rows.inc"
 #undef ROW
 #define ROW(name, ...) extern "C" void name(const attn_prefill_args args);
@@ -244,6 +245,7 @@ extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
 {
     static const std::map<std::string, kernel<attn_decode_args>> kernels = {
 #define ROW(name, ...) { #name, name },
+#include "emulated_groups.inc"
 #include "emulated_rows.inc"
 #undef ROW
     };

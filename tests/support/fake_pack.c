@@ -61,9 +61,15 @@ static const struct {
 
 static const struct attn_pack_row rows[] = {
 #ifdef FAKE_EMULATED
+#define ROW(id, type, dim, keys, depth, near, least) \
+    { .name = #id, .op = ATTN_ROW_DECODE, .q = type, .kv = type, .head_dim = dim, .rows = 64, \
+      .tile = keys, .warps = 4, .stages = depth, .per_sm = 1, .levels = near, .math = 1, \
+      .warpgroups = 1, .min_rows = least },
+#include "emulated_groups.inc"
+#undef ROW
 #define ROW(name, q, kv, head_dim, rows, max_ratio, tile, warps, stages, per_sm, levels, ahead) \
     { #name, ATTN_ROW_DECODE, q,      kv,     head_dim, rows, max_ratio, tile, \
-      warps, stages,          per_sm, levels, 1,        0,    0,   ahead },
+      warps, stages,          per_sm, levels, 1,        0,    0,   ahead,     0, 0 },
 #include "emulated_rows.inc"
 #undef ROW
 #define ROW(id, type, dim, tokens, keys, team, copying, depth, sm, lines, bits) \
@@ -73,37 +79,37 @@ static const struct attn_pack_row rows[] = {
 #include FAKE_PREFILL
 #else
     { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
-      FAKE_WARPS, 3, FAKE_PER_SM, FAKE_LEVELS, 1, 0, 0, 0 },
+      FAKE_WARPS, 3, FAKE_PER_SM, FAKE_LEVELS, 1, 0, 0, 0, 0, 0 },
     { "decode_bf16_bf16_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 8, 8, FAKE_TILE,
-      4, 2, 1, 1, 2, 0, 0, 0 },
+      4, 2, 1, 1, 2, 0, 0, 0, 0, 0 },
     { "decode_bf16_bf16_d128_wide", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 16, 0,
-      FAKE_TILE, 4, 2, 1, 1, 2, 0, 0, 0 },
+      FAKE_TILE, 4, 2, 1, 1, 2, 0, 0, 0, 0, 0 },
     { "decode_bf16_bf16_d256", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 256, 8, 8, FAKE_TILE,
-      4, 2, 1, 1, 3, 0, 0, 0 },
+      4, 2, 1, 1, 3, 0, 0, 0, 0, 0 },
     { "decode_bf16_bf16_d512", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 512, 8, 0, 32, 2, 2,
-      1, 1, 4, 0, 0, 0 },
+      1, 1, 4, 0, 0, 0, 0, 0 },
     { "decode_bf16_e4m3_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_E4M3, 128, 16, 0, FAKE_TILE,
-      4, 2, 1, 1, 5, 0, 0, 0 },
+      4, 2, 1, 1, 5, 0, 0, 0, 0, 0 },
     { "decode_fp16_fp16_d32", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_FP16, 32, 16, 0, FAKE_TILE,
-      4, 2, 1, 1, 6, 0, 0, 0 },
+      4, 2, 1, 1, 6, 0, 0, 0, 0, 0 },
     { "decode_fp16_e4m3_d64", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_E4M3, 64, 16, 0, FAKE_TILE,
-      4, 3, 1, 1, 7, 0, 0, 0 },
+      4, 3, 1, 1, 7, 0, 0, 0, 0, 0 },
     { "decode_fp16_e4m3_d64_skip", ATTN_ROW_DECODE, ATTN_ROW_FP16, ATTN_ROW_E4M3, 64, 8, 8,
-      FAKE_TILE, 4, 3, 1, 1, 7, 0, 0, 128 / FAKE_TILE + 2 },
+      FAKE_TILE, 4, 3, 1, 1, 7, 0, 0, 128 / FAKE_TILE + 2, 0, 0 },
     { "prefill_bf16_d64_r128", ATTN_ROW_PREFILL, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 128, 0, 80, 8, 3,
-      0, 0, 1, 4, 1, 0 },
+      0, 0, 1, 4, 1, 0, 0, 0 },
     { "prefill_bf16_d64", ATTN_ROW_PREFILL, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 64, 0, 80, 4, 3, 0, 0,
-      1, 4, 0, 0 },
+      1, 4, 0, 0, 0, 0 },
     { "prefill_bf16_d128", ATTN_ROW_PREFILL, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 64, 0, 64, 4, 2, 0,
-      0, 1, 1, 0, 0 },
+      0, 1, 1, 0, 0, 0, 0 },
     { "prefill_bf16_d256_fa128", ATTN_ROW_PREFILL, ATTN_ROW_BF16, ATTN_ROW_BF16, 256, 128, 0, 16, 8,
-      2, 0, 0, 1, 1, 0, 0 },
+      2, 0, 0, 1, 1, 0, 0, 0, 0 },
     { "prefill_bf16_d256", ATTN_ROW_PREFILL, ATTN_ROW_BF16, ATTN_ROW_BF16, 256, 64, 0, 16, 4, 2, 0,
-      0, 1, 1, 0, 0 },
+      0, 1, 1, 0, 0, 0, 0 },
     { "prefill_bf16_d512", ATTN_ROW_PREFILL, ATTN_ROW_BF16, ATTN_ROW_BF16, 512, 64, 0, 16, 8, 1, 0,
-      0, 1, 1, 0, 0 },
+      0, 1, 1, 0, 0, 0, 0 },
     { "prefill_fp16_d256", ATTN_ROW_PREFILL, ATTN_ROW_FP16, ATTN_ROW_FP16, 256, 64, 0, 16, 4, 2, 0,
-      0, 1, 1, 0, 0 },
+      0, 1, 1, 0, 0, 0, 0 },
 #endif
     { .name = "read", .op = ATTN_ROW_READ, .warps = 8, .stages = 4 },
 };

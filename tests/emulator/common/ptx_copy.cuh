@@ -93,6 +93,16 @@ static inline void barrier_wait(uint32_t s_barrier, uint32_t phase)
     emulator::wait([=] { return emulator::barrier_passed(s_barrier, phase); });
 }
 
+static inline bool barrier_wait_either(uint32_t s_first, uint32_t first_phase, uint32_t s_second,
+                                       uint32_t second_phase)
+{
+    emulator::wait([=] {
+        return emulator::barrier_passed(s_first, first_phase) ||
+               emulator::barrier_passed(s_second, second_phase);
+    });
+    return emulator::barrier_passed(s_first, first_phase);
+}
+
 static inline void fence_async()
 {
 }

@@ -18,6 +18,10 @@ template <int PENDING> static inline void wgmma_wait()
 {
 }
 
+template <int N> static inline void take_registers(float (&)[N])
+{
+}
+
 template <int N> static inline void hold_registers(float (&)[N])
 {
 }
