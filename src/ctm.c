@@ -22,7 +22,8 @@ enum {
     MIN_ROWS = 8,
     MAX_WARPS = 8,
     DECODE_SLOTS = 1024,
-    TREE_SLOTS = 4096,
+    // A kernel with 64 rows has a quarter as many slots.
+    TREE_SLOTS = 8192,
     LANE_SLOTS = 8,
     // Of ATTN_DECODE_FAN_LOG levels of the merge tree each: 2^31 keys are fewer than 2^27 leaves.
     MAX_ROOT_LEVELS = (27 + ATTN_DECODE_FAN_LOG - 1) / ATTN_DECODE_FAN_LOG,

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,9 +20,13 @@ static void open_driver(void)
     static const struct {
         const char *symbol;
         size_t offset;
+        bool optional;
     } calls[] = {
-#define CALL_ENTRY(name, symbol, parameters) { symbol, offsetof(struct attn_driver, name) },
-        ATTN_DRIVER_CALLS(CALL_ENTRY)
+#define CALL_ENTRY(name, symbol, parameters) { symbol, offsetof(struct attn_driver, name), false },
+        ATTN_DRIVER_CALLS(CALL_ENTRY) ATTN_DRIVER_COPY_CALLS(CALL_ENTRY)
+#undef CALL_ENTRY
+#define CALL_ENTRY(name, symbol, parameters) { symbol, offsetof(struct attn_driver, name), true },
+            ATTN_DRIVER_OPTIONAL_CALLS(CALL_ENTRY)
 #undef CALL_ENTRY
     };
     // Never closed: the driver doesn't survive it.
@@ -36,7 +41,7 @@ static void open_driver(void)
     }
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         void *const call = dlsym(library, calls[i].symbol);
-        if (!call) {
+        if (!call && !calls[i].optional) {
             table_status = ATTN_ERROR_DRIVER;
             snprintf(
                 table_reason, sizeof(table_reason),

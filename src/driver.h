@@ -12,6 +12,7 @@ typedef struct attn_cu_context_st *attn_cu_context;
 typedef struct attn_cu_library_st *attn_cu_library;
 typedef struct attn_cu_kernel_st *attn_cu_kernel;
 typedef struct attn_cu_function_st *attn_cu_function;
+typedef struct attn_cu_event_st *attn_cu_event;
 typedef unsigned long long attn_cu_deviceptr;
 
 // CUresult values that libattn tells apart.
@@ -25,6 +26,7 @@ enum {
     ATTN_CU_ERROR_NO_BINARY_FOR_GPU = 209,
     ATTN_CU_ERROR_NOT_FOUND = 500,
     ATTN_CU_ERROR_LAUNCH_FAILED = 719,
+    ATTN_CU_ERROR_NOT_SUPPORTED = 801,
 };
 
 // CUdevice_attribute and CUfunction_attribute values.
@@ -67,6 +69,24 @@ struct attn_cu_launch_config {
     unsigned num_attributes;
 };
 
+// Flags of streams, events and pinned memory.
+enum {
+    ATTN_CU_STREAM_NON_BLOCKING = 1,
+    ATTN_CU_EVENT_DISABLE_TIMING = 2,
+    ATTN_CU_HOST_PORTABLE = 1,
+};
+
+// A CUmemcpyAttributes; the locations are for managed memory alone.
+enum {
+    ATTN_CU_COPY_ORDER_STREAM = 1,
+    ATTN_CU_COPY_PREFER_OVERLAP = 1,
+};
+struct attn_cu_copy_attributes {
+    int32_t order;
+    int32_t from_type, from_id, to_type, to_id;
+    uint32_t flags;
+};
+
 // result name, symbol the driver exports, parameters. The oldest driver accepted (13.0) has all of
 // them.
 #define ATTN_DRIVER_CALLS(X) \
@@ -105,9 +125,37 @@ struct attn_cu_launch_config {
     X(memset_async, "cuMemsetD32Async", \
       (attn_cu_deviceptr address, unsigned value, size_t count, attn_stream stream))
 
+// What the swap engine needs beside them: memory, streams, events, copies.
+#define ATTN_DRIVER_COPY_CALLS(X) \
+    X(mem_alloc, "cuMemAlloc_v2", (attn_cu_deviceptr * address, size_t bytes)) \
+    X(mem_free, "cuMemFree_v2", (attn_cu_deviceptr address)) \
+    X(host_alloc, "cuMemHostAlloc", (void **address, size_t bytes, unsigned flags)) \
+    X(host_free, "cuMemFreeHost", (void *address)) \
+    X(host_register, "cuMemHostRegister_v2", (void *address, size_t bytes, unsigned flags)) \
+    X(host_unregister, "cuMemHostUnregister", (void *address)) \
+    X(stream_create, "cuStreamCreate", (attn_stream * stream, unsigned flags)) \
+    X(stream_destroy, "cuStreamDestroy_v2", (attn_stream stream)) \
+    X(stream_sync, "cuStreamSynchronize", (attn_stream stream)) \
+    X(stream_wait, "cuStreamWaitEvent", (attn_stream stream, attn_cu_event event, unsigned flags)) \
+    X(event_create, "cuEventCreate", (attn_cu_event * event, unsigned flags)) \
+    X(event_destroy, "cuEventDestroy_v2", (attn_cu_event event)) \
+    X(event_record, "cuEventRecord", (attn_cu_event event, attn_stream stream)) \
+    X(event_sync, "cuEventSynchronize", (attn_cu_event event)) \
+    X(copy_in, "cuMemcpyHtoDAsync_v2", \
+      (attn_cu_deviceptr to, const void *from, size_t bytes, attn_stream stream))
+
+// NULL where the driver has none.
+#define ATTN_DRIVER_OPTIONAL_CALLS(X) \
+    X(copy_batch, "cuMemcpyBatchAsync_v2", \
+      (attn_cu_deviceptr * to, attn_cu_deviceptr * from, size_t * bytes, size_t count, \
+       struct attn_cu_copy_attributes * attributes, size_t * attribute_starts, \
+       size_t num_attributes, attn_stream stream))
+
 struct attn_driver {
 #define ATTN_DRIVER_FIELD(name, symbol, parameters) attn_cu_result(*name) parameters;
     ATTN_DRIVER_CALLS(ATTN_DRIVER_FIELD)
+    ATTN_DRIVER_COPY_CALLS(ATTN_DRIVER_FIELD)
+    ATTN_DRIVER_OPTIONAL_CALLS(ATTN_DRIVER_FIELD)
 #undef ATTN_DRIVER_FIELD
 };
 

@@ -6,6 +6,7 @@
 #include "env.h"
 #include "kernels/decode/decode_params.h"
 #include "kernels/prefill/prefill_params.h"
+#include "kernels/tiled/tiled_params.h"
 #include "pack_scan.h"
 #include "status.h"
 
@@ -128,6 +129,8 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
     if (row->op == ATTN_ROW_PREFILL)
         return attn_prefill_smem_bytes(row->head_dim, row->rows, row->tile, row->warps,
                                        row->stages);
+    if (row->op == ATTN_ROW_TILED)
+        return attn_tiled_smem_bytes(row->head_dim, row->warps, row->stages);
     if (row->warpgroups > 0)
         return attn_decode_group_smem_bytes(row->head_dim, row->tile, row->stages, row->levels);
     const int32_t kv_bytes = row->kv == ATTN_ROW_E4M3 ? 1 : 2;
@@ -137,7 +140,7 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
 
 int32_t attn_pack_row_threads(const struct attn_pack_row *const row)
 {
-    if (row->op == ATTN_ROW_READ) return row->warps * 32;
+    if (row->op == ATTN_ROW_READ || row->op == ATTN_ROW_TILED) return row->warps * 32;
     if (row->op == ATTN_ROW_PREFILL) return ATTN_PREFILL_THREADS(row->warps, row->copiers);
     return ATTN_DECODE_THREADS(row->warps);
 }
@@ -171,12 +174,20 @@ static bool is_sane_prefill(const struct attn_pack_row *const row)
            row->box_lines <= row->head_dim / 16;
 }
 
+static bool is_sane_tiled(const struct attn_pack_row *const row)
+{
+    return (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) && row->kv == row->q &&
+           row->head_dim >= 64 && row->head_dim <= 256 && row->head_dim % 64 == 0 &&
+           row->tile == ATTN_TILED_KEYS && row->stages >= 2 && row->per_sm >= 1 && row->per_sm <= 32;
+}
+
 static bool is_sane_row(const struct attn_pack_row *const row)
 {
     const bool block = row->warps >= 1 && row->warps <= 16 && row->stages >= 1 && row->stages <= 64;
     if (!is_sane_string(row->name) || !block) return false;
     if (row->op == ATTN_ROW_READ) return true;
     if (row->op == ATTN_ROW_PREFILL) return is_sane_prefill(row);
+    if (row->op == ATTN_ROW_TILED) return is_sane_tiled(row);
     const bool types = (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) &&
                        (row->kv == row->q || row->kv == ATTN_ROW_E4M3);
     const bool shape = row->head_dim >= 16 && row->head_dim <= 512 && row->head_dim % 16 == 0 &&

@@ -22,6 +22,7 @@ enum {
     ATTN_ROW_DECODE = 1,
     ATTN_ROW_READ = 2,
     ATTN_ROW_PREFILL = 3,
+    ATTN_ROW_TILED = 4,
 };
 
 // One row of kernels.conf. A key that a row leaves out is 0.
@@ -36,8 +37,8 @@ struct attn_pack_row {
     // Largest GQA ratio accepted; 0: any.
     int32_t max_ratio;
     // Keys of a tile, which is also the leaf of the merge tree; warps of a block (of op=decode and
-    // op=prefill: those that multiply); tiles of K or V (of op=read: 16-byte loads of a thread) in
-    // flight.
+    // op=prefill: those that multiply); tiles of K or V (of op=read: 16-byte loads of a thread; of
+    // op=tiled: units of each warp) in flight.
     int32_t tile, warps, stages;
     // Blocks that an SM holds (of op=prefill, 0: 1); of op=decode: levels of the merge tree that wait
     // in shared memory.

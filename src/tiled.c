@@ -6,6 +6,7 @@
 #include "host/tiled.h"
 #include "status.h"
 #include "tiled_check.h"
+#include "tiled_launch.h"
 
 #include <stdlib.h>
 
@@ -21,9 +22,16 @@ struct attn_tiled {
     struct attn_device *device;
     struct attn_tiled_dims dims;
     struct attn_tiled_state state;
-    // m, l and o are freed with it.
+    // On the host: m, l and o are freed with it.
     bool owns_state;
+    // On a GPU.
+    struct attn_tiled_gpu gpu;
 };
+
+static bool is_on_host(const struct attn_tiled *const tiled)
+{
+    return tiled->device->info.kind == ATTN_DEVICE_HOST;
+}
 
 // ---- sizes
 
@@ -116,15 +124,9 @@ static enum attn_status check_served(const struct attn_device *const device,
                                      const struct attn_tiled_dims *const dims)
 {
     const int32_t head_dim = dims->head_dim;
-    if (head_dim != 64 && head_dim != 128 && head_dim != 256)
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "head_dim is %d: tiled decode serves 64, 128 and 256", head_dim);
-    if (device->info.kind != ATTN_DEVICE_HOST)
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "%s: in this version tiled decode runs on the host executor alone "
-                         "(ATTN_DEVICE_HOST)",
-                         device->info.name);
-    return ATTN_OK;
+    if (head_dim == 64 || head_dim == 128 || head_dim == 256) return ATTN_OK;
+    return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                     "head_dim is %d: tiled decode serves 64, 128 and 256", head_dim);
 }
 
 static enum attn_status read_create(const struct attn_device *const device,
@@ -137,7 +139,7 @@ static enum attn_status read_create(const struct attn_device *const device,
     if (status == ATTN_OK) status = copy_dims(device, own.dims, &made->dims);
     if (status != ATTN_OK) return status;
     made->state = (struct attn_tiled_state){ own.m, own.l, own.o };
-    made->owns_state = !own.m && !own.l && !own.o;
+    made->owns_state = is_on_host(made) && !own.m && !own.l && !own.o;
     status = attn_tiled_check_state(device, &made->dims, &made->state);
     return status == ATTN_OK ? check_served(device, &made->dims) : status;
 }
@@ -185,7 +187,8 @@ enum attn_status attn_tiled_create(struct attn_tiled **const tiled,
         return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                          "out of memory: a tiled state needs %zu bytes", sizeof(*made));
     *made = read;
-    status = allocate_state(made);
+    status = is_on_host(made) ? allocate_state(made)
+                              : attn_tiled_gpu_open(&made->gpu, device, &made->dims, &made->state);
     if (status == ATTN_OK)
         *tiled = made;
     else
@@ -201,6 +204,7 @@ void attn_tiled_destroy(struct attn_tiled **const tiled)
         free((*tiled)->state.l);
         free((*tiled)->state.o);
     }
+    attn_tiled_gpu_close(&(*tiled)->gpu);
     free(*tiled);
     *tiled = NULL;
 }
@@ -221,20 +225,20 @@ enum attn_status attn_tiled_get_dims(const struct attn_tiled *const tiled,
 enum attn_status attn_tiled_begin_step(struct attn_tiled *const tiled, const int32_t num_seqs,
                                        const attn_stream stream)
 {
-    (void) stream;
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, tiled, "tiled is NULL");
     const enum attn_status status =
         attn_tiled_check_num_seqs(tiled->device, &tiled->dims, num_seqs);
-    if (status == ATTN_OK) attn_reference_tiled_begin(&tiled->dims, &tiled->state, num_seqs);
-    return status;
+    if (status != ATTN_OK) return status;
+    if (!is_on_host(tiled)) return attn_tiled_gpu_begin(&tiled->gpu, num_seqs, stream);
+    attn_reference_tiled_begin(&tiled->dims, &tiled->state, num_seqs);
+    return ATTN_OK;
 }
 
 enum attn_status attn_tiled_step_tile(struct attn_tiled *const tiled,
                                       const struct attn_tiled_step_params *const params,
                                       const attn_stream stream)
 {
-    (void) stream;
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, tiled, "tiled is NULL");
     const struct attn_device *const device = tiled->device;
@@ -244,15 +248,16 @@ enum attn_status attn_tiled_step_tile(struct attn_tiled *const tiled,
         attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
     if (status == ATTN_OK)
         status = attn_tiled_check_step(device, &tiled->dims, &tiled->state, &own);
-    if (status == ATTN_OK) attn_reference_tiled_step(&tiled->dims, &tiled->state, &own);
-    return status;
+    if (status != ATTN_OK) return status;
+    if (!is_on_host(tiled)) return attn_tiled_gpu_step(&tiled->gpu, &own, stream);
+    attn_reference_tiled_step(&tiled->dims, &tiled->state, &own);
+    return ATTN_OK;
 }
 
 enum attn_status attn_tiled_finalize(struct attn_tiled *const tiled,
                                      const struct attn_tiled_finalize_params *const params,
                                      const attn_stream stream)
 {
-    (void) stream;
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, tiled, "tiled is NULL");
     const struct attn_device *const device = tiled->device;
@@ -262,6 +267,8 @@ enum attn_status attn_tiled_finalize(struct attn_tiled *const tiled,
         attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
     if (status == ATTN_OK)
         status = attn_tiled_check_finalize(device, &tiled->dims, &tiled->state, &own);
-    if (status == ATTN_OK) attn_reference_tiled_finalize(&tiled->dims, &tiled->state, &own);
-    return status;
+    if (status != ATTN_OK) return status;
+    if (!is_on_host(tiled)) return attn_tiled_gpu_finalize(&tiled->gpu, &own, stream);
+    attn_reference_tiled_finalize(&tiled->dims, &tiled->state, &own);
+    return ATTN_OK;
 }

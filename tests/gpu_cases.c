@@ -74,7 +74,8 @@ static size_t run_op(struct attn_device *const device, struct gpu *const gpu,
 static size_t run_folder(struct attn_device *const device, struct gpu *const gpu,
                          const char *const folder)
 {
-    return run_op(device, gpu, folder, "decode") + run_op(device, gpu, folder, "ctm");
+    return run_op(device, gpu, folder, "decode") + run_op(device, gpu, folder, "ctm") +
+           run_op(device, gpu, folder, "tiled");
 }
 
 Test(cases, real_ones_meet_their_expected_values, .timeout = 300)

@@ -8,6 +8,8 @@
 #include "support/pack_folder.h"
 
 #include <criterion/criterion.h>
+#include <elf.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -324,6 +326,41 @@ Test(device, opens_the_current_context)
     cr_expect_eq(fake.current, fake_primary_context(0));
 }
 
+Test(device, says_what_it_could_not_learn_of_the_current_context)
+{
+    static const struct {
+        const char *symbol, *sentence;
+    } cases[] = {
+        { "cuCtxGetCurrent", "the current CUDA context cannot be read" },
+        { "cuCtxGetDevice", "the GPU of the current context cannot be read" },
+    };
+    add_pack("hopper", "libattn-hopper.so");
+    const struct attn_device_open_params params = open_params(ATTN_DEVICE_CURRENT);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        fake_driver_install();
+        fake.current = fake_primary_context(0);
+        fake.fail_symbol = cases[i].symbol;
+        fake.fail_at = 1;
+        fake.fail_code = 999;
+        open_expecting(&params, ATTN_ERROR_DRIVER);
+        expect_sentence(cases[i].sentence);
+    }
+}
+
+Test(device, warns_of_a_declared_policy_that_is_none)
+{
+    add_pack("policy", "libattn-hopper.so");
+    const struct attn_device_open_params params = open_params(ATTN_DEVICE_ORDINAL);
+    struct attn_device *device = open_expecting(&params, ATTN_OK);
+    cr_expect_eq(heard.warnings, 1, "%s", heard.text);
+    expect_heard("declares the split-K policy 'fast', which is none");
+    struct attn_device_info info = { .size = sizeof(info) };
+    cr_expect_eq(attn_device_describe(device, &info), ATTN_OK);
+    cr_expect_eq(info.splitk_policy.kind, ATTN_SPLITK_LEGACY);
+    cr_expect_eq(info.batch_invariant, 0);
+    attn_device_close(&device);
+}
+
 Test(device, refuses_an_ordinal_that_is_not_there)
 {
     add_pack("hopper", "libattn-hopper.so");
@@ -603,12 +640,17 @@ Test(target, skips_unsound_packs_with_a_sentence)
         { "size", "have 8 and" },
         { "row_size", "and 4 bytes" },
         { "arch", "disagree" },
+        { "nameless", "one of its names is missing" },
+        { "declared", "it declares 0 SMs" },
+        { "empty", "it has 0 kernels" },
         { "magic", "no whole fatbin" },
         { "body", "no whole fatbin" },
         { "tile", "row 0" },
         { "warps", "row 0" },
         { "per_sm", "row 0" },
         { "levels", "row 0" },
+        // The first tiled one.
+        { "stages", "row 1" },
         { "smem", "shared memory" },
         { "foreign", "no symbol attn_pack" },
     };
@@ -635,6 +677,33 @@ Test(target, skips_what_is_no_readable_file)
     seen = scan(0, 0);
     cr_expect(seen.count == 1 && seen.status == ATTN_ERROR_IO);
     cr_expect(strstr(seen.reason, "not a regular file"), "%s", seen.reason);
+}
+
+Test(target, skips_paths_that_are_too_long)
+{
+    enum {
+        PART = 200
+    };
+    char path[2048];
+    size_t length = (size_t) snprintf(path, sizeof(path), "%s", folder);
+    while (length + 1 + PART < 1020) {
+        path[length] = '/';
+        memset(path + length + 1, 'x', PART);
+        length += 1 + PART;
+        path[length] = '\0';
+        cr_assert_eq(mkdir(path, 0700), 0);
+    }
+    char file[4096];
+    snprintf(file, sizeof(file), "%s/libattn-%0*d.so", path, PART, 0);
+    cr_assert_eq(symlink("/nonexistent/pack", file), 0);
+    struct seen seen = { 0 };
+    cr_expect_eq(attn_target_scan(path, 0, 0, see, &seen), ATTN_OK, "%s", attn_last_error());
+    cr_expect(strstr(seen.reason, "path is longer than"), "%s", seen.reason);
+    cr_expect_eq(remove(file), 0);
+    for (const size_t root = strlen(folder); length > root; length -= 1 + PART) {
+        path[length] = '\0';
+        cr_expect_eq(remove(path), 0);
+    }
 }
 
 // A bad file beside a good one is a warning, and the good one is used.
@@ -691,4 +760,49 @@ Test(target, survives_damaged_packs)
     cr_expect_geq(refused, 32);
     free(damaged);
     free(sound);
+}
+
+// Address and size of DT_RELA, which the fake pack has for the names of its rows. Its first
+// segment lies in the file as in memory.
+static size_t find_relocations(const unsigned char *const image)
+{
+    Elf64_Ehdr header;
+    memcpy(&header, image, sizeof(header));
+    for (int i = 0; i < header.e_phnum; i++) {
+        Elf64_Phdr segment;
+        memcpy(&segment, image + header.e_phoff + (size_t) i * sizeof(segment), sizeof(segment));
+        if (segment.p_type != PT_DYNAMIC) continue;
+        Elf64_Dyn entry;
+        for (size_t at = segment.p_offset;; at += sizeof(entry)) {
+            memcpy(&entry, image + at, sizeof(entry));
+            if (entry.d_tag == DT_NULL) return 0;
+            if (entry.d_tag == DT_RELA) return entry.d_un.d_ptr;
+        }
+    }
+    return 0;
+}
+
+static void expect_unsound(const unsigned char *const image, const size_t size,
+                           const char *const sentence)
+{
+    cr_assert_eq(pack_folder_write("libattn-it.so", image, size), 0);
+    const struct seen seen = scan(0, 0);
+    cr_expect_eq(seen.status, ATTN_ERROR_IO);
+    cr_expect(strstr(seen.reason, sentence), "%s: %s", sentence, seen.reason);
+}
+
+Test(target, says_what_is_damaged)
+{
+    size_t size;
+    unsigned char *const image = fake_pack_read("hopper", &size);
+    cr_assert(image);
+    const uint16_t program = ET_EXEC, shared = ET_DYN;
+    memcpy(image + offsetof(Elf64_Ehdr, e_type), &program, sizeof(program));
+    expect_unsound(image, size, "is not a shared object");
+    memcpy(image + offsetof(Elf64_Ehdr, e_type), &shared, sizeof(shared));
+    const size_t relocations = find_relocations(image);
+    cr_assert(relocations > 0 && relocations + sizeof(Elf64_Rela) < size);
+    memset(image + relocations + offsetof(Elf64_Rela, r_offset), 0xFF, sizeof(Elf64_Addr));
+    expect_unsound(image, size, "has damaged relocations");
+    free(image);
 }

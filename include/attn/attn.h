@@ -11,6 +11,7 @@
 #include "log.h"
 #include "prefill.h"
 #include "splitk.h"
+#include "swap.h"
 #include "target.h"
 #include "tiled.h"
 #include "version.h"

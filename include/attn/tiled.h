@@ -16,17 +16,21 @@
 // listed or not valid. A sequence whose list is empty gives o = 0 and lse = -inf.
 //
 // Numbers: scores are rounded to FP32, as m is; the state is rounded to FP32 after every block, or
-// part of one of 256 keys. With u the unit roundoff of the type, A = sum_j p_j |v_j|, S = the
-// largest scale * sum_d |q_d k_d|, n the number of those blocks and parts, the host executor,
-// otherwise in double, meets
+// part of one: of 16 keys on a GPU, of 256 on the host executor. With u the unit roundoff of the
+// type, A = sum_j p_j |v_j|, S = the largest scale * sum_d |q_d k_d|, n the number of those blocks
+// and parts, a GPU, where scores and sums are FP32 and weights are rounded to the type before they
+// meet V, meets
+//   |o - exact|   <= u |exact| + (u + 2^-15 + 2^-21 S + 2^-23 n) A
+//   |lse - exact| <= 2^-15 + 2^-21 S + 2^-23 n + 2^-24 |exact|
+// FP16 adds 2^-25 B + 2^-25 to that of o, B = sum_j |v_j| / sum_j e^(s_j - max s). (2^-23 n is what
+// roundings add up to if all go the same way: tests find the bounds met without.) The host
+// executor, otherwise in double, meets
 //   |o - exact|   <= u |exact| + (2^-20 + 2^-23 (n + S)) A, FP16 + 2^-25
 //   |lse - exact| <= 2^-20 + 2^-23 (n + S) + 2^-24 |exact|
 // A score, or an o of the state, that passes FP32's range is infinite.
 //
 // NaN and infinity in q, or in a key or value of a valid slot of a listed block, reach the output;
 // in any other slot, never. A score of -inf weighs 0.
-//
-// In this version on the host executor alone.
 #ifndef ATTN_TILED_H
 #define ATTN_TILED_H
 
@@ -121,11 +125,14 @@ struct attn_tiled_create_params {
     }
 
 // Makes a state; *tiled is NULL on failure. `device` has to be open until attn_tiled_destroy.
-// Nothing else here allocates. The caller's buffers are left as they are, until
-// attn_tiled_begin_step.
+// Nothing else here allocates. On a GPU that is, beside the state, up to 32 MB for what several
+// thread blocks find out about one sequence, where max_seqs, num_kv_heads and the tiles are such
+// that calls want it; so the calls of one state come one after the other. The state is undefined,
+// and the caller's buffers are left as they are, until attn_tiled_begin_step.
 // ATTN_ERROR_INVALID: a null pointer, or a rule of the params or of attn_tiled_validate is broken.
-// ATTN_ERROR_UNSUPPORTED: another head_dim than 64, 128 or 256; a device that is not the host's.
-// ATTN_ERROR_NO_MEMORY.
+// ATTN_ERROR_UNSUPPORTED: another head_dim than 64, 128 or 256; no kernel of the target has it; or
+// max_seqs KV heads are, with a part of 8 for every begun 8 query heads, more than 2^31 - 1.
+// ATTN_ERROR_NO_DEVICE: ATTN_DEVICE_TARGET. ATTN_ERROR_NO_MEMORY. ATTN_ERROR_DRIVER.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_tiled_create(struct attn_tiled **tiled, struct attn_device *device,
                                             const struct attn_tiled_create_params *params);
@@ -142,9 +149,10 @@ ATTN_API enum attn_status attn_tiled_get_dims(const struct attn_tiled *tiled,
                                               struct attn_tiled_dims *dims);
 
 // All three calls of a step enqueue on `stream` and return at once; params need only live until
-// then, everything they point to until the work is done. On the host they compute it.
+// then, everything they point to until the work is done. All of them can be captured in a graph,
+// which stays right for other lists, counts and contents of blocks. On the host they compute it.
 // ATTN_ERROR_INVALID: a null pointer, a rule is broken, num_seqs outside 0 .. max_seqs; nothing was
-// enqueued, and nothing has changed.
+// enqueued, and nothing has changed. ATTN_ERROR_DRIVER: a launch failed.
 
 // (m, l, o) = (-inf, 0, 0) for the first num_seqs sequences; the others stay as they are.
 // Thread-safety: handle.

@@ -2,6 +2,7 @@
 // `attn bench`: which cases, and the numbers as a table, JSON or CSV.
 #include "cli/bench_prefill.h"
 #include "cli/bench_shapes.h"
+#include "cli/bench_swap.h"
 #include "cli/bench_time.h"
 #include "cli/cli.h"
 #include "cli/shape.h"
@@ -50,18 +51,19 @@ struct bench {
 static void print_help(void)
 {
     printf(
-        "Usage: attn bench [decode|ctm] [options]\n"
-        "       attn bench prefill [options]; 'attn bench prefill --help' has them\n\n"
+        "Usage: attn bench [decode|ctm|tiled] [options]\n"
+        "       attn bench prefill|swap [options]; 'attn bench prefill --help' has them\n\n"
         "Checks rows of each case against the double-precision definition, then times the case: cold\n"
         "cache, CUDA graph replay, median and spread, and next to it a kernel that only reads as many\n"
         "bytes. Then the host time of one call beside that of the smallest launch, and the relative\n"
         "RMS error of the checked rows. Under skip-softmax the share of pages that were left out, and\n"
         "the time of the same call without it. Shapes that no kernel takes, or that do not fit the\n"
-        "memory, are skipped with a line. 'bench ctm' is --set ctm.\n\n"
+        "memory, are skipped with a line. 'bench ctm' is --set ctm,\n"
+        "'bench tiled' --set tiled: steps of one tile, with all blocks on the GPU.\n\n"
         "  --device D       gpu (default), or host: times the host executor\n"
         "  --set S          default; pages: page sizes 1 .. 64; batch, ratio: sweeps of the batch and of\n"
         "                   the GQA ratio; ctm: the CTM runner; tree: trees of 1, 8 and 64 query tokens;\n"
-        "                   skip: skip-softmax; all\n"
+        "                   skip: skip-softmax; tiled: tiled decode; all\n"
         "  --policy P       split-K policy: legacy, auto, chunk, chunk:N, a count, off\n"
         "  --shapes FILE    a JSON array of shapes: name, batch, num_q_heads, num_kv_heads, head_dim,\n"
         "                   page_size, len (a number, or one for each sequence), and where wanted\n"
@@ -291,13 +293,15 @@ static int print_document(const struct bench *const bench)
     format_driver(bench, driver, sizeof(driver));
     return cli_print_json(
         json_pack("{s:s, s:s, s:b, s:s, s:s, s:i, s:i, s:i, s:i, s:s, s:s, s:o, s:O}", "op",
-                  bench->set == BENCH_SET_CTM ? "ctm" : "decode", "device", bench->device_name,
-                  "host_executor", bench->gpu == NULL, "splitk_policy", bench->policy_name,
-                  "driver", driver, "sm_count", bench->found.sm_count, "sm_mhz",
-                  bench->found.clock_khz / 1000, "memory_mhz", bench->found.memory_clock_khz / 1000,
-                  "l2_bytes", bench->found.l2_bytes, "library", attn_version(), "commit",
-                  ATTN_BUILD_COMMIT, "max_step", real_or_null(bench->max_step), "cases",
-                  bench->cases));
+                  bench->set == BENCH_SET_CTM     ? "ctm"
+                  : bench->set == BENCH_SET_TILED ? "tiled"
+                                                  : "decode",
+                  "device", bench->device_name, "host_executor", bench->gpu == NULL,
+                  "splitk_policy", bench->policy_name, "driver", driver, "sm_count",
+                  bench->found.sm_count, "sm_mhz", bench->found.clock_khz / 1000, "memory_mhz",
+                  bench->found.memory_clock_khz / 1000, "l2_bytes", bench->found.l2_bytes,
+                  "library", attn_version(), "commit", ATTN_BUILD_COMMIT, "max_step",
+                  real_or_null(bench->max_step), "cases", bench->cases));
 }
 
 static int run_shapes(struct bench *const bench, const struct bench_shapes *const shapes)
@@ -418,6 +422,7 @@ int command_bench(const int argc, char **const argv)
     struct bench bench = { .kind = CLI_DEVICE_GPU };
     int option, result = CLI_FINE;
     if (shape_is_prefill(argc, argv)) return bench_prefill(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "swap")) return bench_swap(argc - 1, argv + 1);
     while (!result && (option = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         if (option == 'h') {
             print_help();
@@ -426,18 +431,20 @@ int command_bench(const int argc, char **const argv)
         result = read_option(&bench, option);
     }
     if (result) return result;
-    if (optind < argc && !strcmp(argv[optind], "ctm")) {
+    const char *const op = optind < argc ? argv[optind] : "decode";
+    if (!strcmp(op, "ctm") || !strcmp(op, "tiled")) {
         if (bench.has_set || bench.file)
-            return cli_usage("bench", "ctm is given, and %s: 'bench ctm' is --set ctm",
-                             bench.file ? "--shapes" : "--set");
+            return cli_usage("bench", "%s is given, and %s: 'bench %s' is --set %s", op,
+                             bench.file ? "--shapes" : "--set", op, op);
         bench.has_set = true;
-        bench.set = BENCH_SET_CTM;
+        bench_shapes_read_set(op, &bench.set);
         optind++;
-    } else if (optind < argc && !strcmp(argv[optind], "decode")) {
+    } else if (optind < argc && !strcmp(op, "decode")) {
         optind++;
     }
     if (optind < argc)
-        return cli_usage("bench", "'%s' is not an operation; decode, ctm and prefill are",
+        return cli_usage("bench",
+                         "'%s' is not an operation; decode, ctm, tiled, prefill and swap are",
                          argv[optind]);
     return run_bench(&bench);
 }

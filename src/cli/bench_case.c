@@ -126,6 +126,19 @@ static int fill_masks(struct bench_case *const made, struct random *const random
     return 0;
 }
 
+static int fill_counts(struct bench_case *const made)
+{
+    const struct bench_shape *const shape = made->shape;
+    if (shape->op != CASE_TILED) return 0;
+    made->counts = malloc((2 * (size_t) shape->batch + 1) * sizeof(*made->counts));
+    if (!made->counts) return -1;
+    for (int32_t i = 0; i < shape->batch; i++) {
+        made->counts[i] = shape_pages(shape->lens[i], shape->page_size);
+        made->counts[shape->batch + i] = shape->lens[i] - (made->counts[i] - 1) * shape->page_size;
+    }
+    return 0;
+}
+
 int bench_case_make(struct bench_case *const made, const struct bench_shape *const shape,
                     const int32_t copies, const uint64_t seed)
 {
@@ -155,7 +168,7 @@ int bench_case_make(struct bench_case *const made, const struct bench_shape *con
     made->tables = malloc((table + 1) * sizeof(*made->tables));
     made->host_tables = malloc((table + 1) * sizeof(*made->host_tables));
     if (!made->k_block || !made->q || !made->tables || !made->host_tables ||
-        fill_tables(made, &random) || fill_masks(made, &random)) {
+        fill_tables(made, &random) || fill_masks(made, &random) || fill_counts(made)) {
         bench_case_free(made);
         return -1;
     }
@@ -173,6 +186,7 @@ void bench_case_free(struct bench_case *const made)
     free(made->tables);
     free(made->host_tables);
     free(made->mask);
+    free(made->counts);
     memset(made, 0, sizeof(*made));
 }
 
@@ -223,6 +237,17 @@ struct attn_ctm_params bench_case_ctm(const struct bench_case *const from, const
     params.skip_softmax_scale_table = from->skip_table;
     params.skip_softmax_scale_table_length = 2;
     return params;
+}
+
+struct case_tiled bench_case_tiled(const struct bench_case *const from, const int32_t copy)
+{
+    return (struct case_tiled){
+        .block_list = from->host_tables + (size_t) copy * bench_case_table(from),
+        .block_counts = from->counts,
+        .valid_slots = from->counts + from->shape->batch,
+        .list_length = from->columns,
+        .tile_capacity = from->columns,
+    };
 }
 
 struct attn_decode_params bench_case_params(const struct bench_case *const from, const int32_t copy)

@@ -19,7 +19,8 @@
 
 struct bench_shape {
     char name[64];
-    // CASE_CTM: through attn_ctm_run, with pages of ATTN_CTM_PAGE_SIZE and FP16 q.
+    // CASE_CTM: through attn_ctm_run, with pages of ATTN_CTM_PAGE_SIZE and FP16 q. CASE_TILED: a
+    // step whose only tile has all pages.
     enum case_op op;
     enum attn_dtype q_dtype, kv_dtype;
     int32_t batch, q_len, num_q_heads, num_kv_heads, head_dim, page_size, window;
@@ -57,6 +58,9 @@ struct bench_case {
     int32_t *mask;
     // One pair; of no meaning without skip-softmax.
     int32_t skip_table[2];
+    // Of CASE_TILED, else NULL: [batch] blocks of each list, then [batch] slots of the last block
+    // that hold keys.
+    int32_t *counts;
 };
 
 // 0, or -1 if memory ran out; *made then owns nothing.
@@ -69,6 +73,8 @@ void bench_case_free(struct bench_case *made);
 struct attn_decode_params bench_case_params(const struct bench_case *from, int32_t copy);
 // The same as a call of ctm, for a shape of that.
 struct attn_ctm_params bench_case_ctm(const struct bench_case *from, int32_t copy);
+// For CASE_TILED: the lists of one copy, on host pointers.
+struct case_tiled bench_case_tiled(const struct bench_case *from, int32_t copy);
 // int32 in the table of one copy.
 size_t bench_case_table(const struct bench_case *from);
 

@@ -195,6 +195,25 @@ static int add_skip(struct bench_shapes *const shapes)
     return 0;
 }
 
+static int add_tiled(struct bench_shapes *const shapes)
+{
+    static const struct {
+        int32_t num_q_heads, num_kv_heads, head_dim, batch;
+    } cases[] = { { 32, 8, 128, 1 }, { 32, 8, 128, 17 }, { 24, 4, 256, 1 }, { 24, 4, 256, 33 } };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const int32_t q = cases[i].num_q_heads, kv = cases[i].num_kv_heads;
+        const int32_t dim = cases[i].head_dim, batch = cases[i].batch;
+        char name[64];
+        snprintf(name, sizeof(name), "tiled %dq%d d%d, %d x 32k", q, kv, dim, batch);
+        const struct decode_shape shape = {
+            name, batch, q, kv, dim, 16, 32768, 0, ATTN_DTYPE_BF16, ATTN_DTYPE_BF16
+        };
+        if (add_shape(shapes, &shape, false)) return -1;
+        shapes->list[shapes->count - 1].op = CASE_TILED;
+    }
+    return 0;
+}
+
 // In the order of enum bench_set.
 static const struct {
     const char *name;
@@ -202,7 +221,7 @@ static const struct {
 } sets[] = {
     { "default", add_served }, { "pages", add_pages }, { "batch", add_batch },
     { "ratio", add_ratio },    { "ctm", add_ctm },     { "tree", add_tree },
-    { "skip", add_skip },      { "all", NULL },
+    { "skip", add_skip },      { "tiled", add_tiled }, { "all", NULL },
 };
 
 bool bench_shapes_read_set(const char *const text, enum bench_set *const set)
@@ -292,8 +311,16 @@ static const char *read_extras(struct bench_shape *const shape, const json_t *co
     if (!read_name(from, "tree", &tree) || (tree && !tree_read_kind(tree, &shape->tree)))
         return "tree";
     if (!read_name(from, "op", &op)) return "op";
-    shape->op = op && !strcmp(op, "ctm") ? CASE_CTM : CASE_DECODE;
+    shape->op = op && !strcmp(op, "ctm")     ? CASE_CTM
+                : op && !strcmp(op, "tiled") ? CASE_TILED
+                                             : CASE_DECODE;
     if (op && strcmp(op, case_op_name(shape->op))) return "op";
+    if (shape->op == CASE_TILED) {
+        if (shape->kv_dtype != shape->q_dtype) return "kv_dtype";
+        if (shape->window) return "window";
+        if (shape->q_len > 1) return "q_len";
+        if (skip) return "skip";
+    }
     const bool fp16 = shape->q_dtype == ATTN_DTYPE_FP16;
     if (shape->op == CASE_CTM) {
         if (!fp16) return "q_dtype";

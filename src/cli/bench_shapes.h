@@ -24,10 +24,12 @@ enum bench_set {
     BENCH_SET_TREE,
     // Skip-softmax that leaves out more and more.
     BENCH_SET_SKIP,
+    // Tiled decode, everything resident, of few and of many sequences.
+    BENCH_SET_TILED,
     BENCH_SET_ALL,
 };
 
-#define BENCH_SET_NAMES "default, pages, batch, ratio, ctm, tree, skip or all"
+#define BENCH_SET_NAMES "default, pages, batch, ratio, ctm, tree, skip, tiled or all"
 // One of those.
 bool bench_shapes_read_set(const char *text, enum bench_set *set);
 

@@ -155,7 +155,9 @@ struct session {
     char *pool;
     size_t half;
     char *q, *o, *workspace;
-    int32_t *tables, *lens, *counters, *mask, *skip_table;
+    int32_t *tables, *lens, *counters, *mask, *skip_table, *counts;
+    // Of CASE_TILED.
+    struct attn_tiled *tiled;
     int64_t *dropped;
     uint32_t *sink;
     size_t o_bytes;
@@ -183,6 +185,7 @@ static int alloc_and_fill(struct session *const s)
     const struct bench_case *const made = s->made;
     const struct bench_shape *const shape = made->shape;
     const size_t lens = (size_t) shape->batch * sizeof(int32_t);
+    const size_t counts = made->counts ? 2 * lens : 0;
     const size_t tables = (size_t) made->copies * bench_case_table(made) * sizeof(int32_t);
     const size_t mask = (size_t) shape->q_len * (size_t) tree_words(shape->q_len) * lens;
     const size_t counters = (size_t) s->plan->num_counters * sizeof(int32_t);
@@ -200,6 +203,7 @@ static int alloc_and_fill(struct session *const s)
         { &s->counters, counters, NULL },
         { &s->mask, made->mask ? mask : 0, made->mask },
         { &s->skip_table, sizeof(made->skip_table), made->skip_table },
+        { &s->counts, counts, made->counts },
         { &s->dropped, sizeof(*s->dropped), NULL },
         { &s->sink, sizeof(*s->sink), NULL },
         { &s->pool, 2 * s->half + slack, NULL },
@@ -254,6 +258,43 @@ static struct attn_ctm_params make_ctm(const struct session *const s, const int3
     return params;
 }
 
+static enum attn_status create_tiled(struct session *const s)
+{
+    const struct bench_shape *const shape = s->made->shape;
+    struct attn_tiled_dims dims = ATTN_TILED_DIMS_INIT;
+    struct attn_tiled_create_params create = ATTN_TILED_CREATE_PARAMS_INIT;
+    if (shape->op != CASE_TILED) return ATTN_OK;
+    dims.dtype = shape->q_dtype;
+    dims.max_seqs = shape->batch;
+    dims.num_q_heads = shape->num_q_heads;
+    dims.num_kv_heads = shape->num_kv_heads;
+    dims.head_dim = shape->head_dim;
+    dims.block_size = shape->page_size;
+    dims.tile_capacity = s->made->columns;
+    create.dims = &dims;
+    return attn_tiled_create(&s->tiled, s->device, &create);
+}
+
+// A whole step.
+static enum attn_status call_tiled(const struct session *const s, const int32_t copy)
+{
+    struct attn_tiled_step_params step = ATTN_TILED_STEP_PARAMS_INIT;
+    struct attn_tiled_finalize_params last = ATTN_TILED_FINALIZE_PARAMS_INIT;
+    const int32_t batch = s->made->shape->batch;
+    step.num_seqs = last.num_seqs = batch;
+    step.q = s->q;
+    step.k_pool = s->pool;
+    step.v_pool = s->pool + s->half;
+    step.num_pool_blocks = (int64_t) s->made->pages * s->made->copies;
+    step.tile_blocks = s->tables + (size_t) copy * bench_case_table(s->made);
+    step.tile_block_counts = s->counts;
+    step.valid_slots = s->counts + batch;
+    last.output = s->o + (size_t) copy * s->o_bytes;
+    enum attn_status status = attn_tiled_begin_step(s->tiled, batch, s->stream);
+    if (status == ATTN_OK) status = attn_tiled_step_tile(s->tiled, &step, s->stream);
+    return status == ATTN_OK ? attn_tiled_finalize(s->tiled, &last, s->stream) : status;
+}
+
 static enum attn_status call_with(const struct session *const s, const int32_t copy,
                                   const bool skip, int64_t *const dropped)
 {
@@ -264,6 +305,7 @@ static enum attn_status call_with(const struct session *const s, const int32_t c
         if (!skip) params.skip_softmax_scale_table = NULL;
         return attn_ctm_run(s->device, &params);
     }
+    if (s->made->shape->op == CASE_TILED) return call_tiled(s, copy);
     struct attn_decode_params params = make_params(s, copy);
     params.dropped_blocks = dropped;
     if (!skip) params.skip_table = NULL;
@@ -429,12 +471,14 @@ static int check_again(struct session *const s, char *const why, const size_t wh
 
 static void close_session(struct session *const s)
 {
-    void *const buffers[] = { s->pool,     s->q,    s->o,          s->workspace, s->tables, s->lens,
-                              s->counters, s->mask, s->skip_table, s->dropped,   s->sink };
+    void *const buffers[] = { s->pool,       s->q,       s->o,        s->workspace,
+                              s->tables,     s->lens,    s->counters, s->mask,
+                              s->skip_table, s->dropped, s->sink,     s->counts };
     gpu_graph_destroy(s->gpu, &s->decode);
     gpu_graph_destroy(s->gpu, &s->dense);
     gpu_graph_destroy(s->gpu, &s->read);
     gpu_stream_destroy(s->gpu, s->stream);
+    attn_tiled_destroy(&s->tiled);
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) gpu_free(s->gpu, buffers[i]);
     free(s->host_o);
     free(s->host_again);
@@ -456,7 +500,10 @@ static enum bench_result run_session(struct session *const s, struct bench_times
                  2e-9 * (double) s->half);
         return BENCH_SKIPPED;
     }
-    if (bench_explain(driver, ATTN_OK, why, why_size) || run_once(s, times, why, why_size) ||
+    const enum attn_status created = driver ? ATTN_OK : create_tiled(s);
+    if (bench_explain(driver, created, why, why_size))
+        return created == ATTN_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED;
+    if (run_once(s, times, why, why_size) ||
         check_heads(s->made, s->host_o, ATTN_CHECK_KERNEL, times, why, why_size) ||
         sample_times(s, times, why, why_size) || sample_launches(s, times, why, why_size) ||
         check_again(s, why, why_size))
@@ -511,6 +558,12 @@ static enum bench_result start_case(const struct attn_device *const device,
         plan->workspace_bytes = sizes.workspace_bytes;
         plan->num_counters = sizes.num_semaphores;
     }
+    if (shape->op == CASE_TILED) {
+        const char *const kernel = execute_tiled_kernel(device, shape->q_dtype, shape->head_dim);
+        plan->workspace_bytes = 0;
+        plan->num_counters = 0;
+        if (*kernel) snprintf(times->kernel, sizeof(times->kernel), "%s", kernel);
+    }
     return BENCH_DONE;
 }
 
@@ -553,6 +606,10 @@ static enum attn_status execute_shape(struct attn_device *const device,
         return execute_ctm(device, NULL, &params, execution, why, why_size);
     }
     const struct attn_decode_params params = bench_case_params(made, 0);
+    if (made->shape->op == CASE_TILED) {
+        const struct case_tiled tiled = bench_case_tiled(made, 0);
+        return execute_tiled(device, NULL, &params, &tiled, execution, why, why_size);
+    }
     return execute_decode(device, NULL, &params, execution, why, why_size);
 }
 

@@ -89,12 +89,13 @@ enum attn_status execute_prefill_enqueue(struct attn_device *const device,
                  : attn_prefill_fa128(device, params, stream);
 }
 
-static enum attn_status enqueue(struct attn_device *const device, struct call *const call,
-                                const attn_stream stream)
+static enum attn_status enqueue(struct attn_device *const device, struct gpu *const gpu,
+                                struct call *const call, const attn_stream stream)
 {
     if (call->op == CASE_PREFILL)
         return execute_prefill_enqueue(device, &call->prefill, call->kernel, stream);
-    if (call->op == CASE_TILED) return execute_tiled_run(device, &call->decode, &call->tiled);
+    if (call->op == CASE_TILED)
+        return execute_tiled_run(device, gpu, &call->decode, &call->tiled, stream);
     call->ctm.stream = stream;
     return call->op == CASE_CTM ? attn_ctm_run(device, &call->ctm)
                                 : attn_decode(device, &call->decode, stream);
@@ -140,11 +141,13 @@ static enum attn_status fail_driver(const int code, char *const why, const size_
 static enum attn_status fail_library(const enum attn_status status, char *const why,
                                      const size_t why_size)
 {
-    // Only the program itself runs out of memory without a sentence.
-    if (status == ATTN_ERROR_NO_MEMORY && !*attn_last_error()) return fail_memory(why, why_size);
+    // Only the program itself runs out of memory, or fails at the driver, without a sentence.
+    const bool is_own = !*attn_last_error();
+    if (status == ATTN_ERROR_NO_MEMORY && is_own) return fail_memory(why, why_size);
     snprintf(why, why_size, "%s",
              status == ATTN_DECLINED ? "the kernel of 128 query tokens declines this call"
-                                     : attn_last_error());
+             : status == ATTN_ERROR_DRIVER && is_own ? "the CUDA driver failed"
+                                                     : attn_last_error());
     return status;
 }
 
@@ -161,7 +164,7 @@ static enum attn_status run_on_host(struct attn_device *const device, struct cal
     }
     set_outputs(call, &(struct outputs){ result->o, result->lse, &result->fault, &result->dropped,
                                          workspace, counters });
-    status = enqueue(device, call, NULL);
+    status = enqueue(device, NULL, call, NULL);
     if (status != ATTN_OK) fail_library(status, why, why_size);
 out:
     free(workspace);
@@ -292,7 +295,7 @@ static enum attn_status run_on_gpu(struct attn_device *const device, struct gpu 
     set_outputs(call, &outputs);
     if (!all.error) all.error = gpu_stream_create(gpu, &stream);
     if (!all.error) {
-        status = enqueue(device, call, stream);
+        status = enqueue(device, gpu, call, stream);
         if (status != ATTN_OK) fail_library(status, why, why_size);
     }
     if (!all.error && status == ATTN_OK) all.error = gpu_stream_sync(gpu, stream);
@@ -380,8 +383,10 @@ enum attn_status execute_tiled(struct attn_device *const device, struct gpu *con
                                char *const why, const size_t why_size)
 {
     struct call call = { .op = CASE_TILED, .decode = *params, .tiled = *tiled };
+    const char *const kernel =
+        gpu ? execute_tiled_kernel(device, params->q_dtype, params->head_dim) : "host executor";
     memset(result, 0, sizeof(*result));
-    return run_call(device, gpu, &call, gpu ? "" : "host executor", result, why, why_size);
+    return run_call(device, gpu, &call, kernel, result, why, why_size);
 }
 
 enum attn_status execute_case(struct attn_device *const device, struct gpu *const gpu,

@@ -52,11 +52,14 @@ enum attn_status execute_prefill_enqueue(struct attn_device *device,
                                          const struct attn_prefill_params *params,
                                          enum case_kernel kernel, attn_stream stream);
 
-// A whole step; `call` has what is read and what is written, in host memory. On a GPU:
-// ATTN_ERROR_UNSUPPORTED, as attn_tiled_create says.
-enum attn_status execute_tiled_run(struct attn_device *device,
+// A whole step; `call` has what is read and what is written, in memory of the device; `tiled` is in
+// host memory. On a GPU it is done when this returns.
+enum attn_status execute_tiled_run(struct attn_device *device, struct gpu *gpu,
                                    const struct attn_decode_params *call,
-                                   const struct case_tiled *tiled);
+                                   const struct case_tiled *tiled, attn_stream stream);
+// The kernel's name; valid as long as the device. "": the device has none.
+const char *execute_tiled_kernel(const struct attn_device *device, enum attn_dtype dtype,
+                                 int32_t head_dim);
 
 // Bytes of K as strides lay it out, the last page whole; V is alike.
 size_t execute_pool_bytes(const struct attn_decode_params *params);

@@ -20,6 +20,7 @@ enum {
     CU_CC_MINOR = 76,
     CU_STREAM_NON_BLOCKING = 1,
     CU_CAPTURE_THREAD_LOCAL = 1,
+    CU_MANAGED_BY_ALL_STREAMS = 1,
 };
 
 // field, symbol the driver exports, parameters.
@@ -37,6 +38,7 @@ enum {
     X(context_pop, "cuCtxPopCurrent_v2", (void **context)) \
     X(context_sync, "cuCtxSynchronize", (void) ) \
     X(alloc, "cuMemAlloc_v2", (cu_pointer * pointer, size_t bytes)) \
+    X(alloc_managed, "cuMemAllocManaged", (cu_pointer * pointer, size_t bytes, unsigned flags)) \
     X(free, "cuMemFree_v2", (cu_pointer pointer)) \
     X(upload, "cuMemcpyHtoD_v2", (cu_pointer to, const void *from, size_t bytes)) \
     X(download, "cuMemcpyDtoH_v2", (void *to, cu_pointer from, size_t bytes)) \
@@ -169,6 +171,14 @@ int gpu_alloc(struct gpu *const gpu, void **const pointer, const size_t bytes)
     cu_pointer allocated = 0;
     // The driver refuses 0.
     const int result = gpu->alloc(&allocated, bytes ? bytes : 1);
+    *pointer = result ? NULL : (void *) (uintptr_t) allocated;
+    return result;
+}
+
+int gpu_alloc_managed(struct gpu *const gpu, void **const pointer, const size_t bytes)
+{
+    cu_pointer allocated = 0;
+    const int result = gpu->alloc_managed(&allocated, bytes, CU_MANAGED_BY_ALL_STREAMS);
     *pointer = result ? NULL : (void *) (uintptr_t) allocated;
     return result;
 }

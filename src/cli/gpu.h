@@ -15,6 +15,8 @@ int gpu_open(struct gpu **gpu, int ordinal, char *why, size_t why_size);
 void gpu_close(struct gpu **gpu);
 
 int gpu_alloc(struct gpu *gpu, void **pointer, size_t bytes);
+// Memory that the host sees, too, while the GPU is idle.
+int gpu_alloc_managed(struct gpu *gpu, void **pointer, size_t bytes);
 void gpu_free(struct gpu *gpu, void *pointer);
 // Synchronous copies and fills.
 int gpu_upload(struct gpu *gpu, void *device, const void *host, size_t bytes);

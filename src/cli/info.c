@@ -10,8 +10,8 @@ static void print_help(void)
 {
     printf(
         "Usage: attn info [--json]\n\n"
-        "Shows the GPUs, the packs (one per chip) with the one that fits and why the others don't, and\n"
-        "the policies in force with where each came from. Needs no GPU.\n\n"
+        "Shows the GPUs, the packs (one per chip) with the one that fits and why the others don't, the\n"
+        "policies in force with where each came from, and what reads swap files. Needs no GPU.\n\n"
         "  --json   one JSON object\n");
 }
 
@@ -109,8 +109,9 @@ static json_t *gather(void)
         json_array_append_new(gpus, describe_gpu(gpu, ordinal));
         gpu_close(&gpu);
     }
-    return json_pack("{s:s, s:o, s:o, s:o, s:o}", "version", attn_version(), "gpus", gpus, "no_gpu",
-                     no_gpu, "packs", scan_packs(0, 0), "host_executor", describe_policies(&host));
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:s}", "version", attn_version(), "gpus", gpus,
+                     "no_gpu", no_gpu, "packs", scan_packs(0, 0), "host_executor",
+                     describe_policies(&host), "swap_file_backend", attn_swap_file_backend());
 }
 
 static const char *get_text(const json_t *const object, const char *const key)
@@ -187,6 +188,7 @@ static void print_readable(const json_t *const all)
     }
     printf("\nHost executor\n");
     print_policies(json_object_get(all, "host_executor"), "  ");
+    printf("\nSwap files are read by %s\n", get_text(all, "swap_file_backend"));
 }
 
 int command_info(const int argc, char **const argv)

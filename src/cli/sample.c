@@ -22,6 +22,7 @@ enum {
     OPTION_TREE,
     OPTION_SWA,
     OPTION_SKIP,
+    OPTION_TILE,
 };
 
 // E4M3 pools: two scales, so that a swapped one shows.
@@ -46,6 +47,8 @@ struct sample {
     // Pairs (length, S).
     int32_t skip[2 * MAX_SKIP_PAIRS];
     int32_t num_skip;
+    // Blocks of a tile; 0: not given.
+    int32_t tile;
 
     struct random random;
     // Rows of a sequence in the table: 1, or for ctm 2, the last of which is V's.
@@ -54,6 +57,8 @@ struct sample {
     int64_t num_pages, pool_pages;
     int32_t mask_words;
     int32_t *lens, *table, *order, *mask;
+    // Of tiled: blocks of each sequence, then valid slots of the last of each.
+    int32_t *counts;
     // V's pool is K's for ctm.
     void *q, *k, *v;
     float *sinks;
@@ -62,7 +67,7 @@ struct sample {
 static void print_help(void)
 {
     printf(
-        "Usage: attn sample decode|ctm [options] -o FILE\n"
+        "Usage: attn sample decode|ctm|tiled [options] -o FILE\n"
         "       attn sample prefill [options] -o FILE; 'attn sample prefill --help' has them\n\n"
         "Writes a well-formed case: normally distributed q, K and V, pages in random order, NaN in every\n"
         "slot that no query token attends. A length below --q-len becomes 0.\n\n"
@@ -75,6 +80,7 @@ static void print_help(void)
         "  --policy P       decode; split-K policy to write into the case\n"
         "  --contiguous-query-swa  ctm; the window moves with the query token\n"
         "  --skip TABLE     ctm; skip-softmax with pairs length:S, as in 0:200,4096:400\n"
+        "  --tile N         tiled; blocks of a tile (64)\n"
         "  --seed N         equal seeds give equal files (1)\n");
 }
 
@@ -214,12 +220,18 @@ static int make_tensors(struct sample *const s)
     s->k = malloc(pool + 1);
     s->v = s->shape.op == CASE_CTM ? s->k : malloc(pool + 1);
     s->sinks = malloc((size_t) s->shape.num_q_heads * sizeof(*s->sinks));
-    if (!s->order || !s->table || !s->mask || !s->q || !s->k || !s->v || !s->sinks)
+    s->counts = malloc((2 * batch + 1) * sizeof(*s->counts));
+    if (!s->counts || !s->order || !s->table || !s->mask || !s->q || !s->k || !s->v || !s->sinks)
         return cli_fail("out of memory: a pool would have %zu bytes", pool);
     for (int32_t row = 0; row < s->table_rows; row++) fill_table(s, row);
     if (s->with_tree) fill_masks(s);
     fill_normal(s, s->q, 0, (int64_t) q, s->shape.q_dtype, 1.0);
     fill_pools(s);
+    for (int32_t i = 0; i < s->shape.batch; i++) {
+        const int32_t blocks = shape_pages(s->lens[i], s->shape.page_size);
+        s->counts[i] = blocks;
+        s->counts[s->shape.batch + i] = s->lens[i] - (blocks - 1) * s->shape.page_size;
+    }
     for (int32_t i = 0; i < s->shape.num_q_heads; i++)
         s->sinks[i] = (float) random_normal(&s->random);
     return CLI_FINE;
@@ -229,12 +241,15 @@ static json_t *make_metadata(const struct sample *const s)
 {
     json_t *const metadata = json_pack("{s:s, s:s, s:s}", "format", "attn-case", "version", "1",
                                        "op", case_op_name(s->shape.op));
-    char window[16];
+    char window[16], tile[16];
     sample_set_number(metadata, "scale",
                       s->scale > 0.0f ? s->scale : 1.0f / sqrtf((float) s->shape.head_dim));
     if (s->softcap > 0.0f) sample_set_number(metadata, "softcap", s->softcap);
     snprintf(window, sizeof(window), "%d", s->shape.window);
     if (s->shape.window) json_object_set_new(metadata, "window", json_string(window));
+    snprintf(tile, sizeof(tile), "%d", s->tile);
+    if (s->shape.op == CASE_TILED)
+        json_object_set_new(metadata, "tile_capacity", json_string(tile));
     if (s->contiguous_query_swa)
         json_object_set_new(metadata, "contiguous_query_swa", json_string("1"));
     if (s->policy) json_object_set_new(metadata, "policy", json_string(s->policy));
@@ -251,7 +266,7 @@ static void list_tensors(const struct sample *const s, struct sample_tensors *co
     const int64_t batch = s->shape.batch, q_len = s->shape.q_len, dim = s->shape.head_dim;
     const int64_t heads = s->shape.num_q_heads, columns = s->columns;
     const int64_t pool[] = { s->pool_pages, s->shape.page_size, s->shape.num_kv_heads, dim };
-    const bool ctm = s->shape.op == CASE_CTM;
+    const bool ctm = s->shape.op == CASE_CTM, tiled = s->shape.op == CASE_TILED;
     sample_add_tensor(to, ctm ? "kv_pool" : "k_pool", s->shape.kv_dtype, s->k, pool);
     if (!ctm) sample_add_tensor(to, "v_pool", s->shape.kv_dtype, s->v, pool);
     if (ctm || q_len > 1)
@@ -262,9 +277,13 @@ static void list_tensors(const struct sample *const s, struct sample_tensors *co
         sample_add_tensor(to, "page_table", ATTN_DTYPE_INT32, s->table,
                           (int64_t[]){ batch, s->table_rows, columns, -1 });
     else
-        sample_add_tensor(to, "block_table", ATTN_DTYPE_INT32, s->table,
+        sample_add_tensor(to, tiled ? "block_list" : "block_table", ATTN_DTYPE_INT32, s->table,
                           (int64_t[]){ batch, columns, -1, -1 });
-    sample_add_tensor(to, "seq_lens", ATTN_DTYPE_INT32, s->lens, (int64_t[]){ batch, -1, -1, -1 });
+    sample_add_tensor(to, tiled ? "block_counts" : "seq_lens", ATTN_DTYPE_INT32,
+                      tiled ? s->counts : s->lens, (int64_t[]){ batch, -1, -1, -1 });
+    if (tiled)
+        sample_add_tensor(to, "last_block_valid_slots", ATTN_DTYPE_INT32, s->counts + batch,
+                          (int64_t[]){ batch, -1, -1, -1 });
     if (s->with_tree)
         sample_add_tensor(to, "tree_mask", ATTN_DTYPE_INT32, s->mask,
                           (int64_t[]){ batch, q_len, s->mask_words, -1 });
@@ -294,6 +313,7 @@ static int make_sample(struct sample *const s)
     if (s->v != s->k) free(s->v);
     free(s->k);
     free(s->sinks);
+    free(s->counts);
     return result;
 }
 
@@ -356,15 +376,37 @@ static int read_option(struct sample *const s, const int option)
             "--skip is '%s'; up to %d pairs length:S are needed, lengths ascending, as "
             "in 0:200,4096:400",
             optarg, MAX_SKIP_PAIRS);
+    case OPTION_TILE: return shape_read_number("sample", "tile", optarg, 1, INT32_MAX, &s->tile);
     case '?': return cli_usage("sample", "that option is not known, or lacks its value");
     default: return shape_read(&s->shape, "sample", option, optarg);
     }
+}
+
+// What tiled has no place for; NULL: nothing.
+static const char *find_not_tiled(const struct sample *const s)
+{
+    const struct shape_options *const shape = &s->shape;
+    return s->policy                           ? "policy"
+           : s->softcap > 0.0f                 ? "softcap"
+           : s->with_sinks                     ? "sinks"
+           : s->with_tree                      ? "tree"
+           : s->num_skip                       ? "skip"
+           : s->contiguous_query_swa           ? "contiguous-query-swa"
+           : shape->window                     ? "window"
+           : shape->q_len > 1                  ? "q-len"
+           : shape->kv_dtype != shape->q_dtype ? "kv-dtype"
+                                               : NULL;
 }
 
 // What one operation has and the other has not.
 static int check_op(struct sample *const s)
 {
     const struct shape_options *const shape = &s->shape;
+    const char *const strange = shape->op == CASE_TILED ? find_not_tiled(s) : NULL;
+    if (strange) return cli_usage("sample", "--%s is given; tiled has none", strange);
+    if (s->tile && shape->op != CASE_TILED)
+        return cli_usage("sample", "--tile is given; tiled alone has it");
+    if (!s->tile) s->tile = 64;
     if (shape->op == CASE_CTM) {
         if (s->policy || s->softcap > 0.0f)
             return cli_usage("sample", "--%s is given; ctm has none",
@@ -401,6 +443,7 @@ int command_sample(const int argc, char **const argv)
         { "sinks", no_argument, NULL, OPTION_SINKS },
         { "skip", required_argument, NULL, OPTION_SKIP },
         { "softcap", required_argument, NULL, OPTION_SOFTCAP },
+        { "tile", required_argument, NULL, OPTION_TILE },
         { "tree", required_argument, NULL, OPTION_TREE },
         { NULL, 0, NULL, 0 },
     };

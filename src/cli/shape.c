@@ -117,10 +117,13 @@ int shape_finish(struct shape_options *const shape, const char *const command, c
 {
     if (argc == 1 && !strcmp(argv[0], "ctm"))
         shape->op = CASE_CTM;
+    else if (argc == 1 && !strcmp(argv[0], "tiled") && !strcmp(command, "sample"))
+        shape->op = CASE_TILED;
     else if (argc == 1 && !strcmp(argv[0], "prefill"))
         return cli_usage(command, "prefill has options of its own: it comes before them");
     else if (argc != 1 || strcmp(argv[0], "decode"))
-        return cli_usage(command, "one operation is needed: decode, ctm or prefill");
+        return cli_usage(command, "one operation is needed: decode, ctm%s or prefill",
+                         strcmp(command, "sample") ? "" : ", tiled");
     if (shape->op == CASE_CTM && finish_ctm(shape, command)) return CLI_USAGE;
     if (!shape->q_dtype) shape->q_dtype = ATTN_DTYPE_BF16;
     if (!shape->page_size) shape->page_size = 16;

@@ -14,14 +14,24 @@ import tempfile
 import unittest
 
 PROGRAM = os.environ["ATTN_PROGRAM"]
+# Where tests/messages collects what the program says.
+HEARD = os.environ.get("ATTN_HEARD")
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 CASE = DATA / "smollm2_decode_bf16_page16.safetensors"
 COMMANDS = ("info", "check", "plan", "run", "sample", "bench")
 
 
+def note(text):
+    if HEARD:
+        with open(HEARD, "a", encoding="utf-8") as file:
+            file.write(text)
+
+
 def attn(*arguments, **environment):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120,
                           env={**os.environ, **environment}, check=False)
+    note(done.stdout + done.stderr)
+    return done
 
 
 def read_file(path):
@@ -74,8 +84,8 @@ class Usage(Program):
                           ("plan", "decode", "--heads", "7/2"), ("plan", "decode", "--batch", "-1"),
                           ("plan", "decode", "--len", "5:1"), ("plan", "decode", "--policy", "maybe"),
                           ("plan", "decode", "--dtype", "e4m3"), ("sample", "decode"),
-                          ("sample", "decode", "-o"), ("bench", "tiled"), ("bench", "--shape", "no such"),
-                          ("bench", "ctm", "--set", "tree"), ("bench", "ctm", "--shapes", "shapes.json"),
+                          ("sample", "decode", "-o"), ("bench", "swapped"), ("bench", "--shape", "no such"),
+                          ("bench", "ctm", "--set", "tree"), ("bench", "tiled", "--shapes", "shapes.json"),
                           ("plan", "ctm", "--policy", "chunk"), ("plan", "ctm", "--page", "64"),
                           ("plan", "ctm", "--dtype", "bf16"), ("plan", "decode", "--q-len", "0"),
                           ("plan", "decode", "--q-len", "129"), ("plan", "decode", "ctm"),
@@ -105,6 +115,7 @@ class Usage(Program):
         with open("/dev/full", "w", encoding="ascii") as full:
             done = subprocess.run([PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True,
                                   timeout=60, check=False)
+        note(done.stderr)
         self.assertEqual(done.returncode, 1)
         self.assertIn("stdout cannot be written", done.stderr)
 
@@ -341,6 +352,12 @@ class Sample(Program):
         self.assertTrue(all(word & infinity != infinity for word in words), name)
         return found, done.stderr
 
+    def test_samples_in_tiles(self):
+        for more in (("--dtype", "fp16", "--page", 7), ("--page", 33, "--tile", 1), ("--tile", 5)):
+            with self.subTest(more=more):
+                found, warned = self.run_sample("tiles", "tiled", *self.SMALL, *more)
+                self.assertEqual((found["op"], found["kernel"], warned), ("tiled", "host executor", ""))
+
     SMALL = ("--batch", 3, "--len", "0:300", "--heads", "6/2", "--dim", 64)
 
     def test_samples_of_several_tokens(self):
@@ -385,7 +402,10 @@ class Sample(Program):
                         ("ctm", "--q-len", 4, "--skip", "0:1"), ("decode", "--skip", "0:1"),
                         ("decode", "--contiguous-query-swa"), ("ctm", "--tree", "oak"), ("ctm", "--skip", "0"),
                         ("ctm", "--skip", "5:1,5:2"), ("ctm", "--skip", ""), ("ctm", "--skip", "0:1,"),
-                        ("tiled",), ("ctm", "--q-len", 200)):
+                        ("swap",), ("ctm", "--q-len", 200), ("decode", "--tile", 3),
+                        ("tiled", "--tile", 0), ("tiled", "--sinks"), ("tiled", "--window", 9),
+                        ("tiled", "--q-len", 2), ("tiled", "--kv-dtype", "e4m3"),
+                        ("tiled", "--policy", "auto"), ("tiled", "--tree", "full")):
             done = self.expect(2, "sample", *options, "-o", self.path("none"))
             self.assertIn("--help'", done.stderr)
 
@@ -401,7 +421,8 @@ class Sample(Program):
                 "chain": ("decode", "--batch", 3, "--len", "0:900", "--q-len", 5, "--window", 100),
                 "ctm": ("ctm", "--batch", 5, "--len", "0:900", "--sinks"),
                 "tree": ("ctm", "--batch", 5, "--len", "0:900", "--q-len", 8, "--tree", "random"),
-                "skip": ("ctm", "--len", 2500, "--heads", "8/8", "--skip", "0:1250")}.items():
+                "skip": ("ctm", "--len", 2500, "--heads", "8/8", "--skip", "0:1250"),
+                "tiled": ("tiled", "--batch", 5, "--len", "0:900", "--tile", 7)}.items():
             with self.subTest(name):
                 path = self.path(name)
                 self.expect(0, "sample", *options, "-o", path)
@@ -987,16 +1008,17 @@ class Bench(Program):
                   dict(small, name="tree", q_len=8, tree="random", page_size=16),
                   dict(small, name="ctm tree", op="ctm", q_len=8, tree="random"),
                   *(dict(small, name=f"skip {share}", op=op, len=8192, skip=share)
-                    for share, op in ((0, "decode"), (0.5, "ctm"), (0.9, "decode")))]
+                    for share, op in ((0, "decode"), (0.5, "ctm"), (0.9, "decode"))),
+                  dict(small, name="tiled", op="tiled", page_size=16)]
         path = self.shapes(shapes)
         done = self.expect(0, "bench", "--device", "host", "--shapes", path, "--json")
         cases = json.loads(done.stdout)["cases"]
         self.assertEqual([case["shape"] for case in cases], shapes)
         self.assertTrue(all(case["ok"] and case["relative_rms"] < 2 ** -11 for case in cases), cases)
         # 64 pages, of which 6.4 should stay, and 6 do.
-        self.assertEqual([case["dropped_share"] for case in cases], [None] * 4 + [0, 0.5, 58 / 64])
+        self.assertEqual([case["dropped_share"] for case in cases], [None] * 4 + [0, 0.5, 58 / 64, None])
         kv_bytes = 2 * 8192 * 2 * 64 * 2 * 2
-        dense, half, _ = (case["bytes"] for case in cases[4:])
+        dense, half, _ = (case["bytes"] for case in cases[4:7])
         self.assertEqual(dense - half, kv_bytes / 4)
         table = self.expect(0, "bench", "--device", "host", "--shapes", path, "--csv").stdout
         rows = list(csv.DictReader(io.StringIO(table)))
@@ -1006,12 +1028,13 @@ class Bench(Program):
         self.assertEqual(rows[5]["dropped_share"], "0.5000")
         text = self.expect(0, "bench", "--device", "host", "--shapes", path).stdout
         self.assertIn("90.6 % of the pages left out", text)
-        for wrong in ({"op": "tiled"}, {"tree": "oak"}, {"q_len": 129}, {"skip": 0.95}, {"skip": "much"},
+        for wrong in ({"op": "swap"}, {"tree": "oak"}, {"q_len": 129}, {"skip": 0.95}, {"skip": "much"},
+                      {"op": "tiled", "q_len": 2}, {"op": "tiled", "window": 5},
                       {"op": "ctm", "page_size": 16}, {"op": "ctm", "q_dtype": "bf16", "kv_dtype": "bf16"},
                       {"op": "ctm", "q_len": 2}, {"skip": 0.5, "len": 8000}, {"skip": 0.5, "q_len": 2}):
             path = self.shapes([{**small, "len": 8192, **wrong}])
             done = self.expect(1, "bench", "--device", "host", "--shapes", path)
-            self.assertRegex(done.stderr, "'(op|tree|q_len|skip|page_size|q_dtype)' is missing")
+            self.assertRegex(done.stderr, "'(op|tree|q_len|skip|page_size|q_dtype|window)' is missing")
 
     def test_a_policy_is_taken_and_named(self):
         path = self.shapes(self.SHAPES)
@@ -1033,13 +1056,15 @@ class Bench(Program):
             self.skipTest("there is no GPU that fits a pack")
         path = self.shapes([dict(self.SHAPES[0], name="odd", head_dim=48),
                             dict(self.SHAPES[0], name="vast", batch=2048, len=1 << 20,
-                                 page_size=65536), *self.SHAPES])
+                                 page_size=65536), *self.SHAPES,
+                            dict(self.SHAPES[0], name="tiles", op="tiled")])
         done = self.expect(0, "bench", "--shapes", path, "--json")
         self.assertRegex(done.stderr, "odd: skipped: .*48")
         self.assertRegex(done.stderr, "vast: skipped: .*GB")
-        *skipped, one, two = json.loads(done.stdout)["cases"]
+        *skipped, one, two, tiles = json.loads(done.stdout)["cases"]
         self.assertEqual([(case["ok"], case["skipped"]) for case in skipped], [(False, True)] * 2)
-        for case in (one, two):
+        self.assertTrue(tiles["kernel"].startswith("tiled_"))
+        for case in (one, two, tiles):
             self.assertTrue(case["ok"] and case["limit_gbs"] > 0, case)
             self.assertTrue(0 < case["launch_us"] and 0 < case["host_us"], case)
             self.assertEqual(case["calls"] % case["copies"], 0)
@@ -1059,7 +1084,7 @@ class Bench(Program):
 
     def test_list_needs_no_device(self):
         count = {}
-        for chosen in ("default", "pages", "batch", "ratio", "ctm", "tree", "skip", "all"):
+        for chosen in ("default", "pages", "batch", "ratio", "ctm", "tree", "skip", "tiled", "all"):
             names = self.expect(0, "bench", "--list", "--set", chosen).stdout.splitlines()
             self.assertEqual(len(set(names)), len(names))
             count[chosen] = len(names)
@@ -1077,6 +1102,154 @@ class Bench(Program):
             self.assertIn(f"'{key}'", self.expect(1, "bench", "--device", "host", "--shapes", path).stderr)
         for wrong in ({}, []):
             self.assertIn("array", self.expect(1, "bench", "--shapes", self.shapes(wrong)).stderr)
+
+
+class Sentences(Program):
+    """Those that no other test provokes; tests/messages looks for all of them."""
+
+    def say(self, status, words, *arguments, **environment):
+        done = self.expect(status, *arguments, **environment)
+        self.assertIn(words, done.stderr if status else done.stdout)
+
+    def test_options(self):
+        out = ("-o", self.path("none"))
+        for operation in ("decode", "prefill"):
+            for option, value, words in (
+                    ("--seed", "-1", "--seed is '-1'; a whole number from 0 up"),
+                    ("--scale", "0", "--scale is '0'; a number above 0"),
+                    ("--softcap", "-1", "--softcap is '-1'; a number from 0 up"),
+                    ("--len", 2147483647, "--len is 2147483647; at most")):
+                self.say(2, words, "sample", operation, option, value, *out)
+            names = ("--shape", "x") * 33
+            self.say(2, "--shape may be given 32 times", "bench", operation, *names)
+        self.say(2, "prefill has options of its own", "plan", "--batch", "2", "prefill")
+        self.say(2, "--kv-dtype is 'fp8'; it is", "plan", "decode", "--kv-dtype", "fp8")
+        self.say(2, "--kv-dtype is fp16 with --dtype bf16", "plan", "decode", "--kv-dtype", "fp16")
+
+    def test_sizes(self):
+        out = ("-o", self.path("none"))
+        large = ("--batch", 60000, "--len", 1 << 30, "--dim", 512)
+        self.say(1, "a sample has at most 2^31 - 1 pages", "sample", "decode", *large, *out)
+        self.say(1, "a sample has at most 2^31 - 1 tokens", "sample", "prefill", *large, *out)
+
+    def test_plans(self):
+        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
+        os.symlink(built, self.path("libattn-hopper.so"))
+        folder = {"ATTN_PACK_PATH": self.folder.name}
+        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
+        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
+            self.skipTest("packs are built in")
+        plan = ("plan", "decode", "--dim", 64, "--target", "hopper", "--policy", "8")
+        self.say(0, "at most 8 pieces a sequence, of 256 keys or more", *plan, **folder)
+        self.say(0, " counters\n", *plan, **folder)
+
+    def test_info_of_a_policy_that_follows_the_batch(self):
+        self.say(0, "max_decode_seqs too (policy legacy)", "info", METRALE_ATTN_DECODE_SPLITK="legacy")
+
+    def write_zeros(self, scalars, **tensors):
+        """A case file of zeros, of these types and shapes; its path."""
+        sizes = {"BF16": 2, "F32": 4, "I32": 4}
+        header, end = {"__metadata__": {"format": "attn-case", "version": "1", **scalars}}, 0
+        for name, (dtype, *shape) in tensors.items():
+            begin, end = end, end + sizes[dtype] * math.prod(shape)
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        path = self.path("zeros.safetensors")
+        write_file(path, header, bytes(end))
+        return path
+
+    def test_cases(self):
+        q, pool = ("BF16", 1, 2, 64), ("BF16", 1, 16, 1, 64)
+        void = ("BF16", 1, 0, 1, 64)
+        table, lens = ("I32", 1, 1), ("I32", 1)
+        decode = {"q": q, "k_pool": pool, "v_pool": pool, "block_table": table, "seq_lens": lens}
+        prefill = {"q": q, "k_pool": pool, "v_pool": pool, "block_table": lens}
+        ragged = {**prefill, "block_table": table, "kv_lens": lens, "q_offsets": lens}
+        tiled = {"q": q, "k_pool": pool, "v_pool": pool, "block_list": table, "block_counts": lens}
+        for op, tensors, words in (
+                ("decode", {**decode, "q": ("BF16", 1, 0, 64)}, "at least one token of one head of one element"),
+                ("decode", {**decode, "k_pool": void, "v_pool": void}, "at least one token a page and one KV head"),
+                ("decode", {**decode, "k_scales": ("F32", 1)}, "k_scales and v_scales come together"),
+                ("prefill", {**prefill, "q": ("BF16", 1, 0, 64)}, "at least one head of one element"),
+                ("prefill", {**prefill, "k_pool": void, "v_pool": void},
+                 "at least one token a page and one KV head"),
+                ("prefill", {**ragged, "cu_seqlens": ("I32", 0)}, "one more than there are sequences"),
+                ("tiled", {**tiled, "q": ("BF16", 0, 2, 64)}, "at least one sequence, of one head of one element"),
+                ("tiled", {**tiled, "k_pool": void, "v_pool": void},
+                 "at least one block, of one token of one KV head"),
+                ("tiled", {**tiled, "block_list": ("I32", 1, 0)}, "room for one block, and for less than 2^31")):
+            with self.subTest(op=op, words=words):
+                path = self.write_zeros({"op": op, "tile_capacity": "1", "kv_len": "0"}, **tensors)
+                self.say(1, words, "run", path, "--device", "host")
+        self.say(1, "scalar 'op' is missing", "run", self.write_zeros({}, **decode))
+
+
+class Swap(Program):
+    SMALL = ("--device", "host", "--host-gb", "0.004", "--resident-gb", "0.001", "--layers", "2", "--steps", "2",
+             "--batch", "3", "--dim", "64", "--heads", "4/2")
+
+    def bench(self, *options):
+        return json.loads(self.expect(0, "bench", "swap", *self.SMALL, *options, "--json").stdout)
+
+    def test_help(self):
+        self.assertIn("Usage: attn bench swap", self.expect(0, "bench", "swap", "--help").stdout)
+
+    def test_info_names_what_reads_files(self):
+        named = json.loads(self.expect(0, "info", "--json").stdout)["swap_file_backend"]
+        self.assertIn(named, ("io_uring", "threads"))
+        self.assertIn(f"Swap files are read by {named}\n", self.expect(0, "info").stdout)
+
+    def test_from_host_memory(self):
+        done = self.bench()
+        self.assertEqual((done["op"], done["backend"], done["limit_gbs"]), ("swap", "host memory", None))
+        self.assertLess(done["bound_share"], 1)
+        # 2 layers of 244 blocks of 8192 bytes, 81 of each sequence; 122 slots, of which tiles have 30.
+        self.assertEqual(done["bytes_attended"], 2 * 3 * 81 * 8192)
+        self.assertEqual(done["hits"] + done["misses"], 2 * 3 * 81)
+        self.assertGreaterEqual(done["hits"], 122 - 30)
+        self.assertEqual(done["bytes_moved"], done["misses"] * 8192)
+        text = self.expect(0, "bench", "swap", *self.SMALL).stdout
+        for part in ("host executor", "attended", "of the error bound", "0.00 GB in host memory"):
+            self.assertIn(part, text)
+
+    def test_from_a_file(self):
+        path = self.path("blocks")
+        for reader in ("auto", "threads"):
+            done = self.bench("--file", path, "--reader", reader)
+            self.assertIn(done["backend"], ("io_uring", "threads") if reader == "auto" else ("threads",))
+            self.assertGreater(done["limit_share"], 0)
+            self.assertFalse(os.path.exists(path))
+        self.assertIn("in a file", self.expect(0, "bench", "swap", *self.SMALL, "--file", path).stdout)
+
+    def test_a_file_that_is_there_stays(self):
+        path = self.path("blocks")
+        with open(path, "wb") as file:
+            file.write(b"mine")
+        self.assertIn("is there already", self.expect(1, "bench", "swap", *self.SMALL, "--file", path).stderr)
+        with open(path, "rb") as file:
+            self.assertEqual(file.read(), b"mine")
+
+    def test_wrong_options(self):
+        for options, part in ((("--host-gb", "0"), "a number above 0"), (("--resident-gb", "x"), "above 0"),
+                              (("--heads", "32"), "as in 32/8"), (("--heads", "a/b"), "as in 32/8"),
+                              (("--heads", "7/2"), "multiple"), (("--reader", "fast"), "uring or threads"),
+                              (("--device", "auto"), "gpu or host"), (("--steps", "101"), "--steps"),
+                              (("--host-gb", "1e-6"), "at least one each"), (("--planes", "1"), "num_planes is 1"),
+                              (("--resident-gb", "1e-9"), "resident_blocks is 0"), (("more",), "too many"),
+                              (("--nonsense",), "not known")):
+            self.assertIn(part, self.expect(2, "bench", "swap", *options).stderr, options)
+
+    def test_without_a_gpu_the_sentence_of_no_device(self):
+        if self.has_gpu():
+            self.skipTest("there is a GPU")
+        self.assertIn("NVIDIA driver", self.expect(1, "bench", "swap").stderr)
+
+    def test_on_the_gpu(self):
+        if not self.has_gpu():
+            self.skipTest("there is no GPU that fits a pack")
+        small = ("--host-gb", "2", "--resident-gb", "0.5", "--layers", "2", "--steps", "2", "--json")
+        done = json.loads(self.expect(0, "bench", "swap", *small).stdout)
+        self.assertLess(done["bound_share"], 1)
+        self.assertGreater(done["limit_share"], 0.5)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ struct gathering {
 template <class ARGS> using kernel = void (*)(const ARGS);
 
 std::vector<fiber> fibers;
+// Kept: to map them anew for each launch would be most of the time of small ones.
+std::vector<unsigned char *> stacks;
 jmp_buf scheduler;
 unsigned current;
 // Steps since any thread got further than a wait.
@@ -185,6 +187,9 @@ int64_t copy_box(uint32_t s_target, const void *map, int row, int line_number, i
 #include "emulated_prefill.inc"
 #include "emulated_prefill_wgmma.inc"
 #undef ROW
+#define ROW(name, ...) extern "C" void name(const attn_tiled_args args);
+#include "emulated_tiled.inc"
+#undef ROW
 
 namespace
 {
@@ -193,7 +198,9 @@ int run_blocks(const char *name, unsigned grid, unsigned threads)
     stuck = false;
     fibers.assign(threads, {});
     emulator::grid.x = grid;
-    for (fiber &f : fibers) f.stack = static_cast<unsigned char *>(std::malloc(STACK_BYTES));
+    while (stacks.size() < threads)
+        stacks.push_back(static_cast<unsigned char *>(std::malloc(STACK_BYTES)));
+    for (unsigned i = 0; i < threads; i++) fibers[i].stack = stacks[i];
     for (unsigned block = 0; block < grid && !stuck; block++) {
         emulator::block.x = block;
         std::memset(emulator_shared, 0xFF, SHARED_BYTES);
@@ -221,7 +228,6 @@ int run_blocks(const char *name, unsigned grid, unsigned threads)
                 if (stuck) break;
             }
     }
-    for (fiber &f : fibers) std::free(f.stack);
     if (stuck) fprintf(stderr, "stuck %s block %u\n", name, emulator::block.x);
     return stuck ? -2 : 0;
 }
@@ -259,6 +265,17 @@ extern "C" int emulator_run_prefill(const char *name, unsigned grid, unsigned th
 #define ROW(name, ...) { #name, name },
 #include "emulated_prefill.inc"
 #include "emulated_prefill_wgmma.inc"
+#undef ROW
+    };
+    return run(kernels, name, grid, threads, args);
+}
+
+extern "C" int emulator_run_tiled(const char *name, unsigned grid, unsigned threads,
+                                  const attn_tiled_args *args)
+{
+    static const std::map<std::string, kernel<attn_tiled_args>> kernels = {
+#define ROW(name, ...) { #name, name },
+#include "emulated_tiled.inc"
 #undef ROW
     };
     return run(kernels, name, grid, threads, args);

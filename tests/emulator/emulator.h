@@ -5,6 +5,7 @@
 
 #include "kernels/decode/decode_params.h"
 #include "kernels/prefill/prefill_params.h"
+#include "kernels/tiled/tiled_params.h"
 
 #include <stdint.h>
 
@@ -20,6 +21,10 @@ int emulator_run(const char *kernel, unsigned grid, unsigned threads,
 // The same of a prefill kernel.
 int emulator_run_prefill(const char *kernel, unsigned grid, unsigned threads,
                          const struct attn_prefill_args *args);
+
+// The same of a tiled kernel.
+int emulator_run_tiled(const char *kernel, unsigned grid, unsigned threads,
+                       const struct attn_tiled_args *args);
 
 #ifdef __cplusplus
 }

@@ -3,11 +3,11 @@
 """Builds libattn with faults put in on purpose (-Dmutation=N), and demands that the test of the
 invariance that each breaks fails.
 
-usage: mutations.py SOURCE                           the host executor's
+usage: mutations.py SOURCE                           the host executor's and the swap engine's
        mutations.py SOURCE --build-packs TARGET DIR  the kernels': one pack each into DIR/N
        mutations.py SOURCE --run-packs BUILD DIR     on a GPU: the tests of BUILD with those packs
 
-Where a fault is built in: tests/mutations/reference.h, and `#if ATTN_MUTATION == N` in kernels/.
+Where a fault is built in: tests/mutations/reference.h, swap.h, and `#if ATTN_MUTATION == N` in kernels/.
 """
 
 import concurrent.futures
@@ -38,10 +38,25 @@ HOST = [
     (13, "trees/exact_means", "the mask is taken for a causal one"),
     (14, "trees/exact_means", "a query token always attends its own key"),
     (15, "skip/agrees_with_its_definition", "runs of skip-softmax never end"),
+    (50, "swap_streams/keeps_order_in_host_memory", "tiles do not wait for their copies"),
+    (51, "swap_streams/keeps_order_in_host_memory", "copies do not wait for tiles"),
+    (52, "swap_streams/keeps_order_from_a_file", "the host waits for no copy"),
+    (53, "swap/never_uses_what_was_written_over", "blocks stay resident when they are written"),
+    (54, "swap_streams/starts_clean_after_a_failure", "blocks stay resident after a failure"),
+    (55, "swap_file/notices_that_it_was_cut_off", "a read that ends early counts as whole"),
+    (56, "swap_file/takes_the_other_commit_where_one_is_damaged", "indexes are not checked"),
+    (57, "swap/lets_go_of_what_is_not_listed_any_more", "rounds of a layer never end"),
 ]
 
 # The programs of the host's tests, by suite.
-HOST_PROGRAMS = {"invariance": "host_invariance", "trees": "host_trees", "skip": "host_trees"}
+HOST_PROGRAMS = {
+    "invariance": "host_invariance",
+    "skip": "host_trees",
+    "swap": "host_swap",
+    "swap_file": "host_swap_file",
+    "swap_streams": "host_swap_streams",
+    "trees": "host_trees",
+}
 
 # Of kernels, with the program that has the test.
 KERNEL = [
@@ -63,11 +78,18 @@ KERNEL = [
     (33, "gpu_prefill", "gpu_prefill/has_the_same_bits_alone_and_in_company", "batches scale q"),
     (34, "gpu_prefill", "gpu_prefill/agrees_with_the_definition", "a token sees the next key"),
     (35, "gpu_prefill", "gpu_prefill/agrees_with_the_definition", "windows begin a key early"),
+    (40, "gpu_tiled", "tiled/counts_blocks_outside_the_pool_as_absent", "ids past the pool are read"),
+    (41, "gpu_tiled", "tiled/counts_valid_slots_of_the_last_block", "all slots of it hold keys"),
+    (42, "gpu_tiled", "tiled/has_the_same_bits_in_any_cutting", "a round is folded from its end"),
+    (43, "gpu_tiled", "tiled/follows_blocks_beyond_32_bits", "offsets into a pool in 32 bits"),
+    (44, "gpu_tiled", "tiled/has_the_same_bits_alone_and_in_company", "partials change places"),
 ]
 
 # The rows that these tests need: of decode they leave out what a pack does not serve.
 DECODE_ROWS = re.compile(r"decode_bf16_d(64|128|256)(_r16)? *=")
 PREFILL_ROWS = re.compile(r"prefill_")
+TILED_ROWS = re.compile(r"tiled_")
+ROWS = {"gpu_prefill": PREFILL_ROWS, "gpu_tiled": TILED_ROWS}
 
 
 def run(command, **kwargs):
@@ -114,7 +136,7 @@ def check_host(source):
         for number, test, fault in [(0, test, "none") for test in tests] + HOST:
             need(["meson", "configure", build, f"-Dmutation={number}"])
             program = HOST_PROGRAMS[test.split("/")[0]]
-            need(["ninja", "-C", build, f"tests/{program}"])
+            need(["ninja", "-C", build, f"tests/{program}", "tests/support/fake_pack_hopper.so"])
             passed = run_test(build / "tests" / program, test)
             report(wrong, number, test, passed, fault)
     return wrong
@@ -150,10 +172,10 @@ def build_packs(source, target, packs):
     with tempfile.TemporaryDirectory() as folder:
         # Faults are built into the rows that they are in, what has none into all that are needed.
         faults = {
-            number: PREFILL_ROWS if program == "gpu_prefill" else DECODE_ROWS
-            for number, program, _, _ in KERNEL
+            number: ROWS.get(program, DECODE_ROWS) for number, program, _, _ in KERNEL
         }
-        faults[0] = re.compile(f"{DECODE_ROWS.pattern}|{PREFILL_ROWS.pattern}")
+        all_rows = (DECODE_ROWS, PREFILL_ROWS, TILED_ROWS)
+        faults[0] = re.compile("|".join(rows.pattern for rows in all_rows))
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             builds = []
             for number, needed in faults.items():

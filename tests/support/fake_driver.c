@@ -2,6 +2,7 @@
 #include "fake_driver.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAX_KERNELS 1024
@@ -32,17 +33,16 @@ static int depth;
 
 enum call {
 #define CALL_INDEX(name, symbol, parameters) CALL_##name,
-    ATTN_DRIVER_CALLS(CALL_INDEX)
+    ATTN_DRIVER_CALLS(CALL_INDEX) ATTN_DRIVER_COPY_CALLS(CALL_INDEX)
 #undef CALL_INDEX
     NUM_CALLS,
 };
 
-const char *const fake_driver_symbols[] = {
 #define CALL_SYMBOL(name, symbol, parameters) symbol,
-    ATTN_DRIVER_CALLS(CALL_SYMBOL)
+const char *const fake_driver_symbols[] = { ATTN_DRIVER_CALLS(CALL_SYMBOL) NULL };
+static const char *const symbols[] = { ATTN_DRIVER_CALLS(CALL_SYMBOL)
+                                           ATTN_DRIVER_COPY_CALLS(CALL_SYMBOL) };
 #undef CALL_SYMBOL
-        NULL,
-};
 
 static int counts[NUM_CALLS];
 
@@ -51,7 +51,7 @@ static attn_cu_result enter(const enum call call)
 {
     fake.num_calls++;
     counts[call]++;
-    if (!fake.fail_symbol || strcmp(fake.fail_symbol, fake_driver_symbols[call]) != 0 ||
+    if (!fake.fail_symbol || strcmp(fake.fail_symbol, symbols[call]) != 0 ||
         counts[call] < fake.fail_at)
         return ATTN_CU_SUCCESS;
     fake.num_failed++;
@@ -278,11 +278,17 @@ static attn_cu_result fake_launch_kernel(const struct attn_cu_launch_config *con
     else if (strncmp(launch->kernel, "decode_", 7) == 0)
         memcpy(&launch->args, args[0], sizeof(launch->args));
     const bool prefill = strncmp(launch->kernel, "prefill_", 8) == 0;
+    const bool tiled = strncmp(launch->kernel, "tiled_", 6) == 0;
     if (prefill) memcpy(&launch->prefill, args[0], sizeof(launch->prefill));
     if (prefill && fake.run_prefill &&
         fake.run_prefill(launch->kernel, config->grid_x, config->block_x, args[0]))
         return ATTN_CU_ERROR_LAUNCH_FAILED;
-    if (!prefill && fake.run && fake.run(launch->kernel, config->grid_x, config->block_x, args[0]))
+    if (tiled) memcpy(&launch->tiled, args[0], sizeof(launch->tiled));
+    if (tiled && fake.run_tiled &&
+        fake.run_tiled(launch->kernel, config->grid_x, config->block_x, args[0]))
+        return ATTN_CU_ERROR_LAUNCH_FAILED;
+    if (!prefill && !tiled && fake.run &&
+        fake.run(launch->kernel, config->grid_x, config->block_x, args[0]))
         return ATTN_CU_ERROR_LAUNCH_FAILED;
     return ATTN_CU_SUCCESS;
 }
@@ -325,6 +331,28 @@ static attn_cu_result fake_memset_async(const attn_cu_deviceptr address, const u
     return ATTN_CU_SUCCESS;
 }
 
+static attn_cu_result fake_mem_alloc(attn_cu_deviceptr *const address, const size_t bytes)
+{
+    ENTER(mem_alloc);
+    if (!fake.current || bytes == 0) return ATTN_CU_ERROR_INVALID_VALUE;
+    void *const memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (!memory) return ATTN_CU_ERROR_OUT_OF_MEMORY;
+    memset(memory, 0xFF, bytes);
+    fake.allocations++;
+    fake.allocated_bytes += bytes;
+    *address = (uintptr_t) memory;
+    return ATTN_CU_SUCCESS;
+}
+
+static attn_cu_result fake_mem_free(const attn_cu_deviceptr address)
+{
+    ENTER(mem_free);
+    if (!fake.current || !address) return ATTN_CU_ERROR_INVALID_VALUE;
+    free((void *) (uintptr_t) address);
+    fake.frees++;
+    return ATTN_CU_SUCCESS;
+}
+
 attn_cu_context fake_primary_context(const int ordinal)
 {
     primaries[ordinal].ordinal = ordinal;
@@ -339,7 +367,7 @@ attn_cu_context fake_other_context(void)
 bool fake_driver_balanced(void)
 {
     return fake.pushes == fake.pops && fake.retains == fake.releases &&
-           fake.loads == fake.unloads && depth == 0;
+           fake.loads == fake.unloads && fake.allocations == fake.frees && depth == 0;
 }
 
 void fake_driver_install(void)
@@ -367,6 +395,8 @@ void fake_driver_install(void)
         .launch = fake_launch_kernel,
         .tensor_map = fake_tensor_map,
         .memset_async = fake_memset_async,
+        .mem_alloc = fake_mem_alloc,
+        .mem_free = fake_mem_free,
     };
     fake = (struct fake_driver){
         .gpus = { { "Fake H200", 9, 0, 132, 232448 } },

@@ -8,6 +8,7 @@
 #include "kernels/bench/read_params.h"
 #include "kernels/decode/decode_params.h"
 #include "kernels/prefill/prefill_params.h"
+#include "kernels/tiled/tiled_params.h"
 #include "tests/support/fake_map.h"
 
 #include <stdbool.h>
@@ -27,9 +28,10 @@ struct fake_launch {
     attn_stream stream;
     // Current when it was launched.
     attn_cu_context context;
-    // Of a decode kernel, of a prefill kernel, or of kernel "read".
+    // Of a decode kernel, of a prefill kernel, of a tiled kernel, or of kernel "read".
     struct attn_decode_args args;
     struct attn_prefill_args prefill;
+    struct attn_tiled_args tiled;
     struct attn_read_args read;
 };
 
@@ -43,18 +45,23 @@ struct fake_driver {
     const char *fail_symbol;
     int fail_at;
     attn_cu_result fail_code;
-    // Called for every launch of a decode kernel, and of a prefill kernel, if not NULL: 0 if it
-    // ran.
+    // Called for every launch of a decode kernel, a prefill kernel, and a tiled kernel, if not NULL:
+    // 0 if it ran.
     int (*run)(const char *kernel, unsigned grid, unsigned threads,
                const struct attn_decode_args *args);
     int (*run_prefill)(const char *kernel, unsigned grid, unsigned threads,
                        const struct attn_prefill_args *args);
+    int (*run_tiled)(const char *kernel, unsigned grid, unsigned threads,
+                     const struct attn_tiled_args *args);
 
     // Kept by the driver.
     attn_cu_context current;
     int num_calls, num_failed;
     int pushes, pops, retains, releases, loads, unloads;
     int kernels, functions_loaded, functions_set, largest_smem;
+    // Memory of the device, which is the host's.
+    int allocations, frees;
+    size_t allocated_bytes;
     int memsets;
     attn_cu_deviceptr memset_address;
     size_t memset_count;

@@ -39,6 +39,9 @@
 #ifndef FAKE_SYMBOL
 #define FAKE_SYMBOL attn_pack
 #endif
+#ifndef FAKE_NUM_ROWS
+#define FAKE_NUM_ROWS sizeof(rows) / sizeof(rows[0])
+#endif
 #ifndef FAKE_TILE
 #define FAKE_TILE 64
 #endif
@@ -50,6 +53,9 @@
 #endif
 #ifndef FAKE_LEVELS
 #define FAKE_LEVELS 3
+#endif
+#ifndef FAKE_STAGES
+#define FAKE_STAGES 2
 #endif
 
 static const struct {
@@ -77,6 +83,11 @@ static const struct attn_pack_row rows[] = {
       .tile = keys, .warps = team, .copiers = copying, .stages = depth, .per_sm = sm, \
       .box_lines = lines, .math = bits },
 #include FAKE_PREFILL
+#undef ROW
+#define ROW(id, type, dim, team, depth, sm) \
+    { .name = #id, .op = ATTN_ROW_TILED, .q = type, .kv = type, .head_dim = dim, .tile = 16, \
+      .warps = team, .stages = depth, .per_sm = sm, .math = 1 },
+#include "emulated_tiled.inc"
 #else
     { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
       FAKE_WARPS, 3, FAKE_PER_SM, FAKE_LEVELS, 1, 0, 0, 0, 0, 0 },
@@ -110,6 +121,10 @@ static const struct attn_pack_row rows[] = {
       0, 1, 1, 0, 0, 0, 0 },
     { "prefill_fp16_d256", ATTN_ROW_PREFILL, ATTN_ROW_FP16, ATTN_ROW_FP16, 256, 64, 0, 16, 4, 2, 0,
       0, 1, 1, 0, 0, 0, 0 },
+    { .name = "tiled_bf16_d128", .op = ATTN_ROW_TILED, .q = ATTN_ROW_BF16, .kv = ATTN_ROW_BF16,
+      .head_dim = 128, .tile = 16, .warps = 4, .stages = FAKE_STAGES, .per_sm = 1, .math = 1 },
+    { .name = "tiled_fp16_d64", .op = ATTN_ROW_TILED, .q = ATTN_ROW_FP16, .kv = ATTN_ROW_FP16,
+      .head_dim = 64, .tile = 16, .warps = 8, .stages = 2, .per_sm = 1, .math = 1 },
 #endif
     { .name = "read", .op = ATTN_ROW_READ, .warps = 8, .stages = 4 },
 };
@@ -120,7 +135,7 @@ __attribute__((visibility("default"))) const struct attn_pack FAKE_SYMBOL = {
     .abi = FAKE_ABI,
     .size = FAKE_SIZE,
     .row_size = FAKE_ROW_SIZE,
-    .num_rows = sizeof(rows) / sizeof(rows[0]),
+    .num_rows = FAKE_NUM_ROWS,
     .rows = rows,
     .target = FAKE_TARGET,
     .arch = FAKE_ARCH,
