@@ -72,6 +72,7 @@ list_missing()
     command -v valgrind >/dev/null || echo valgrind
     command -v cmake >/dev/null || echo cmake
     command -v strace >/dev/null || echo strace
+    command -v doxygen >/dev/null || echo doxygen
     command -v clang >/dev/null || echo clang
     command -v clang-format >/dev/null || echo clang-format
     has_nvcc || [ -x /usr/local/cuda/bin/nvcc ] || [ -n "$(find_venv_nvcc)" ] || has_venv ||

@@ -132,6 +132,7 @@ struct attn_ctm_params {
     // that skip-softmax left out; NULL: not wanted.
     int64_t *dropped_pages;
 
+    // What the call is enqueued on.
     attn_stream stream;
 };
 

@@ -46,6 +46,7 @@ struct attn_device_open_params {
     void *log_user;
 };
 
+// The host executor; everything else 0 or NULL.
 #define ATTN_DEVICE_OPEN_PARAMS_INIT \
     { \
         (uint32_t) sizeof(struct attn_device_open_params), ATTN_DEVICE_HOST, 0, 0, 0, 0, 0, 0, 0 \

@@ -49,6 +49,7 @@ enum attn_splitk_kind {
 };
 
 struct attn_splitk_policy {
+    // Which of them.
     enum attn_splitk_kind kind;
     // pinned: 1 .. ATTN_MAX_DECODE_SPLITS. chunk: N, or 0 for the kernel's own. Else 0.
     int32_t count;

@@ -42,6 +42,7 @@ struct attn_target_info {
     const char *reason;
 };
 
+// Called once for each pack; `user` is the pointer given with it.
 typedef void (*attn_target_fn)(void *user, const struct attn_target_info *info);
 
 // Calls `fn` once for each pack, sorted by name. Needs no driver and no GPU.

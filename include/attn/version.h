@@ -5,6 +5,7 @@
 
 #include "common.h"
 
+// Of these headers.
 #define ATTN_VERSION_MAJOR 0
 #define ATTN_VERSION_MINOR 1
 #define ATTN_VERSION_PATCH 0

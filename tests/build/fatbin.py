@@ -63,17 +63,22 @@ def read_elf_sections(elf):
     return sections
 
 
-def read_kernels(elf):
-    """Names of the entry functions of a cubin."""
+def read_symbols(elf):
+    """Name -> (info, other) of each symbol of a cubin."""
     sections = read_elf_sections(elf)
-    kernels = []
+    symbols = {}
     for name, _, contents, link in sections:
         if name != ".symtab":
             continue
         strings = sections[link][2]
         for at in range(0, len(contents), 24):
-            info, other = contents[at + 4], contents[at + 5]
-            if info & 15 == STT_FUNC and other & STO_CUDA_ENTRY:
-                start = u32(contents, at)
-                kernels.append(strings[start : strings.index(b"\0", start)].decode())
-    return kernels
+            start = u32(contents, at)
+            text = strings[start : strings.index(b"\0", start)].decode()
+            symbols[text] = contents[at + 4], contents[at + 5]
+    return symbols
+
+
+def read_kernels(elf):
+    """Names of the entry functions of a cubin."""
+    return [name for name, (info, other) in read_symbols(elf).items()
+            if info & 15 == STT_FUNC and other & STO_CUDA_ENTRY]

@@ -14,9 +14,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 
 import fatbin
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+from kernel_report import count_blocks, find_faults, read_conf, read_rows, report  # noqa: E402
 
 KIND_ELF = 2
 MAX_PACK_BYTES = 20 * 1000 * 1000
@@ -26,23 +28,19 @@ LOADER = re.compile(r"ld-linux")
 # Runtimes of sanitizers, in such builds.
 SANITIZER = re.compile(r"lib(a|ub|t|l)san$")
 
+# Of a kernel that is not built.
+NOTHING = {"registers": 0, "spills": 0, "local": 0, "static": 0, "warned": False}
+# ptxas and nvlink leave their command lines in what they make.
+ARCH = re.compile(rb"-arch (sm_\w+)")
+# What a compiler makes of names that no other source may see has a hash of the source's path.
+HASHED = re.compile(r"_INTERNAL_|_GLOBAL__N_|__nv_static|_[0-9a-f]{8}_")
+
 failures = []
 
 
 def expect(condition, sentence):
     if not condition:
         failures.append(sentence)
-
-
-def read_conf(path):
-    """Key -> value, as keyval reads it."""
-    pairs = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        line = line.split("#")[0]
-        if "=" in line:
-            key, value = line.split("=", 1)
-            pairs[key.strip()] = value.strip()
-    return pairs
 
 
 def run(*command):
@@ -63,27 +61,18 @@ def needed(library):
     return {n for n in read_needed(library) if not SANITIZER.search(n) and not LOADER.match(n)}
 
 
-# Bytes that a lane of a kernel may spill, by the end of its name. Others may not spill at all: in
-# the loop over leaves it costs as much of L2 as K and V.
-SPILLS = {"_d128": 8, "_e4m3_d128": 16, "_d128_r16": 24, "_e4m3_d128_r16": 144, "_d512": 96,
-          # Skip-softmax, not tuned yet: scores of leaves whose V is not there wait beside a leaf.
-          "_skip": 96, "_e4m3_d128_r16_skip": 192, "_d512_r16_skip": 336,
-          # In the warps that copy.
-          "_d64_r192": 16}
-
-
-def check_ptxas(target, row, report, limit):
-    text = report.read_text(encoding="utf-8")
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]
-    expect(spills, f"{target}: {report.name} says nothing of spills")
-    prefill = row.startswith("prefill") and not row.endswith("_r192")
-    allowed = max((most for end, most in SPILLS.items() if not prefill and row.endswith(end)),
-                  default=0)
-    expect(max(spills, default=0) <= allowed,
-           f"{target}: {row} spills {spills} bytes, more than {allowed}")
-    expect("C75" not in text, f"{target}: {report.name} has a C75xx line")
-    used = [int(n) for n in re.findall(r"(\d+) bytes smem", text)]
-    expect(all(n <= limit for n in used), f"{target}: {row} uses {used} bytes of {limit}")
+def check_limits():
+    """Each limit can be passed, and is then named."""
+    row, block = {"op": "decode", "per_sm": "2"}, (192, 100_000)
+    sound = {"registers": 168, "spills": 0, "local": 0, "static": 0, "warned": False}
+    assert not list(find_faults("decode_bf16_d64", row, sound, block, 232_448))
+    for key, value, word in [
+        ("registers", 169, "registers"), ("spills", 4, "spills 4"), ("local", 8, "local memory"),
+        ("static", 16_000, "bytes of an SM"), ("warned", True, "C75"),
+    ]:
+        faults = list(find_faults("decode_bf16_d64", row, {**sound, key: value}, block, 232_448))
+        assert len(faults) == 1 and word in faults[0], f"{key} = {value}: {faults}"
+    assert HASHED.search("_ZN34_INTERNAL_0c5a1f3e_9_decode_cu_fEv")
 
 
 def check_pack(root, target, fatbin_path, pack):
@@ -96,6 +85,8 @@ def check_pack(root, target, fatbin_path, pack):
         expect(arch == number, f"{target}: code for architecture {arch}, not {number}")
         if kind == KIND_ELF:
             kernels += fatbin.read_kernels(payload)
+            hashed = list(filter(HASHED.search, fatbin.read_symbols(payload)))
+            expect(not hashed, f"{target}: names that follow the source's path: {hashed}")
     expect(
         sorted(kernels) == sorted(rows),
         f"{target}: the fatbin holds {sorted(kernels)}, kernels.conf {sorted(rows)}",
@@ -104,9 +95,10 @@ def check_pack(root, target, fatbin_path, pack):
         b" -L /" not in fatbin_path.read_bytes(),
         f"{target}: the fatbin names folders that nvlink was to find libraries in",
     )
-    for row, words in rows.items():
-        report = fatbin_path.parent / f"{target}-{row}.ptxas"
-        check_ptxas(target, row, report, int(chip["smem_per_block"]))
+    for fault in report(root, fatbin_path.parent, target):
+        expect(False, f"{target}: {fault}")
+    archs = {arch.decode() for arch in ARCH.findall(pack.read_bytes())}
+    expect(archs == {chip["arch"]}, f"{pack.name} holds code for {archs}, not {chip['arch']}")
     if pack.suffix == ".so":
         size = pack.stat().st_size
         expect(
@@ -126,41 +118,6 @@ def check_paths(root, library):
         expect(str(path).encode() not in contents, f"{library.name} holds the path {path}")
 
 
-# What the system takes of an SM's shared memory for each block, in bytes.
-RESERVED_SMEM = 1024
-PREFILL_ARGUMENTS = ["head_dim", "rows", "tile", "warps", "stages"]
-SMEM_ARGUMENTS = ["head_dim", "kv_bytes", "rows", "tile", "warps", "stages", "levels", "ahead"]
-
-
-def read_rows(path):
-    """Name -> (key -> value), of kernels of attention."""
-    rows = {}
-    for name, words in read_conf(path).items():
-        row = dict(word.split("=") for word in words.split()[1:])
-        if row["op"] in ("decode", "prefill"):
-            rows[name] = {**row, "kv_bytes": 1 if row["kv"] == "e4m3" else 2}
-    return rows
-
-
-def count_smem(root, rows):
-    """Bytes of a block of each row, as the library counts them."""
-    prints = ""
-    for row in rows:
-        keys = PREFILL_ARGUMENTS if row["op"] == "prefill" else SMEM_ARGUMENTS
-        call = ", ".join(str(row.get(key, 0)) for key in keys)
-        prints += f'printf("%d\\n", attn_{row["op"]}_smem_bytes({call}));'
-    with tempfile.TemporaryDirectory() as folder:
-        source, program = pathlib.Path(folder, "smem.c"), pathlib.Path(folder, "smem")
-        source.write_text(
-            '#include "kernels/decode/decode_params.h"\n'
-            '#include "kernels/prefill/prefill_params.h"\n#include <stdio.h>\n'
-            f"int main(void) {{ {prints} return 0; }}\n"
-        )
-        compiler = os.environ.get("CC", "cc").split()
-        run(*compiler, "-std=c11", "-I", str(root), "-o", str(program), str(source))
-        return [int(line) for line in run(str(program)).split()]
-
-
 # Rows of a target that are equal in these give equal bits: `tile` cuts the leaves.
 KIND = ["op", "q", "kv", "head_dim", "math"]
 
@@ -169,6 +126,8 @@ def check_tiles(targets):
     for target, rows in targets.items():
         firsts = {}
         for name, row in rows.items():
+            if row["op"] == "read":
+                continue
             first = firsts.setdefault(tuple(row.get(key) for key in KIND), name)
             tile, wanted = row.get("tile"), rows[first].get("tile")
             expect(tile is not None and tile == wanted,
@@ -176,22 +135,16 @@ def check_tiles(targets):
 
 
 def check_blocks(root, targets):
-    sizes = iter(count_smem(root, [row for rows in targets.values() for row in rows.values()]))
+    """Blocks an SM, as kernels.conf says, by shared memory alone: also of what is not built."""
+    blocks = iter(count_blocks(root, [row for rows in targets.values() for row in rows.values()]))
     for target, rows in targets.items():
-        chip = read_conf(root / "targets" / target / "target.conf")
-        # An SM has that of the largest block, and what the system takes of it.
-        room = int(chip["smem_per_block"]) + RESERVED_SMEM
+        smem = int(read_conf(root / "targets" / target / "target.conf")["smem_per_block"])
         for name, row in rows.items():
-            prefill = row["op"] == "prefill"
-            # Of prefill, what the kernel's registers allow, and 1 unless it says so.
-            per_sm, smem = int(row.get("per_sm", prefill)), next(sizes)
-            expect(per_sm >= 1, f"{target}: {name} has no per_sm")
-            expect(prefill or int(row.get("levels", -1)) >= 0, f"{target}: {name} has no levels")
-            taken = per_sm * (smem + RESERVED_SMEM)
-            expect(
-                taken <= room,
-                f"{target}: {per_sm} blocks of {name} take {taken} bytes of an SM's {room}",
-            )
+            if row["op"] == "decode":
+                expect(int(row.get("per_sm", 0)) >= 1, f"{target}: {name} has no per_sm")
+                expect("levels" in row, f"{target}: {name} has no levels")
+            for fault in find_faults(name, row, NOTHING, next(blocks), smem):
+                expect(False, f"{target}: {fault}")
 
 
 def check_core(root, core):
@@ -219,6 +172,7 @@ def main():
     confs = sorted(args.root.glob("targets/*/kernels.conf"))
     expect(confs, f"there is no target in {args.root}")
     targets = {conf.parent.name: read_rows(conf) for conf in confs}
+    check_limits()
     check_tiles(targets)
     if shutil.which(os.environ.get("CC", "cc").split()[0]):
         check_blocks(args.root, targets)

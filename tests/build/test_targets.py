@@ -19,7 +19,7 @@ import tempfile
 import fatbin
 
 SKIP = 77
-ROOMS = ["include", "kernels", "src", "targets", "tests", "tools", "examples"]
+ROOMS = ["include", "kernels", "src", "targets", "tests", "tools", "examples", "docs"]
 FILES = ["meson.build", "meson_options.txt", "README.md"]
 
 CHIP = "targets/hopper/target.conf"
@@ -89,6 +89,7 @@ BAD_FILES = [
         "splitk_policy = chunk:",
         ["splitk_policy = chunk:", "power of two"],
     ),
+    (CHIP, r"^hosts = .*", "hosts = amd64 x86", ["hosts = amd64 x86", "amd64 or arm64"]),
     (CHIP, r"^gqa_pack = .*", "gqa_pack = maybe", ["gqa_pack = maybe", "on nor off"]),
     (ROWS, rf"^{ROW} = \S+ ", f"{ROW} = ", [ROW, "source"]),
     (ROWS, rf"^{ROW} = .*", f"{ROW} =", [ROW, "source"]),
