@@ -178,7 +178,7 @@ static __device__ __forceinline__ void merge_blocks(const block<STEPS> &left, bl
 // ---- the binary counter
 
 // Level 0, every other leaf, waits in registers where there is room.
-constexpr bool KEEPS_LOWEST = !OWNS_ROWS && (ROWS == 8 || MOST_REGISTERS > 200);
+constexpr bool KEEPS_LOWEST = OWNS_ROWS ? HEAD_DIM <= 128 : ROWS == 8 || MOST_REGISTERS > 200;
 
 // Levels below this one have a place in shared memory, or registers.
 constexpr int NEAR_LEVELS = LEVELS + KEEPS_LOWEST;
