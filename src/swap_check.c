@@ -13,8 +13,7 @@
 #define WORD_BYTES 4
 #define DEFAULT_PLANES 2
 #define MAX_PLANES 16
-// A copy starts some 10 us after the one before it has ended.
-#define DEFAULT_TILE_BYTES (256 << 20)
+#define DEFAULT_TILE_BYTES (64 << 20)
 // Slots of tiles in work do not keep what they have: so many times as many others do.
 #define DEFAULT_TILE_PART 4
 #define DEFAULT_STAGING_BYTES (32 << 20)

@@ -454,7 +454,9 @@ static enum attn_status run_tiles(struct attn_swap *const swap,
                                   const struct attn_swap_decode_params *const params,
                                   const attn_stream stream)
 {
-    const uint64_t planes = (uint64_t) swap->dims.num_planes;
+    // Reads of a file are submitted as far ahead as there are planes. Copies from memory are enqueued
+    // at once: to plan the tile after that waits for those of an earlier one.
+    const uint64_t ahead = swap->store.file ? (uint64_t) swap->dims.num_planes : 1;
     enum attn_status status = ATTN_OK;
     memset(swap->done, 0, (size_t) swap->dims.max_seqs * sizeof(*swap->done));
     swap->staging.tile = swap->planned + 1;
@@ -462,7 +464,7 @@ static enum attn_status run_tiles(struct attn_swap *const swap,
     swap->staging.done = 0;
     start_call(swap, params);
     for (bool listed = false; status == ATTN_OK;) {
-        while (status == ATTN_OK && swap->planned - swap->enqueued < planes &&
+        while (status == ATTN_OK && swap->planned - swap->enqueued < ahead &&
                !(listed = is_listed(swap, params)))
             status = plan_tile(swap, params);
         if (listed && swap->enqueued == swap->planned) break;

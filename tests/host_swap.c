@@ -426,7 +426,7 @@ Test(swap, takes_the_memory_it_says)
         cr_assert_eq(attn_swap_sizes(&params, &info), ATTN_OK, "%s", attn_last_error());
         cr_expect_eq(info.block_bytes, 65536);
         cr_expect_eq(info.stripe_bytes, 4096);
-        cr_expect_eq(info.tile_blocks, 4096);
+        cr_expect_eq(info.tile_blocks, 1024);
         cr_expect_eq(info.num_planes, 2);
         cr_expect_leq(info.host_bytes, 64000000, "%lld", (long long) info.host_bytes);
         cr_expect_leq(info.device_bytes, (INT64_C(2) << 30) + (4 << 20));

@@ -179,8 +179,9 @@ struct smem {
     unit_info posted_units[2];
     mail post;
     // One for each place in the ring: it is there; it was read. One for each place in units_told.
-    // There is mail; it is answered. Without boxes, one for each place in visible.
-    uint64_t full[STAGES], empty[STAGES], told[INFOS], posted, answered, seen_leaf[LEAF_INFOS];
+    // There is mail; it is answered. For the second warp that copies, one for each place in visible.
+    uint64_t full[STAGES], empty[STAGES], told[INFOS], posted, answered;
+    uint64_t seen_leaf[SKIPS ? 1 : LEAF_INFOS];
     // Units before the pieces of thread i, and roots. Its length if it has one piece.
     int32_t units[BLOCK_THREADS], slots[BLOCK_THREADS], lens[BLOCK_THREADS];
     int32_t warp_sum[BLOCK_WARPS][2];

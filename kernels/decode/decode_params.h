@@ -162,8 +162,9 @@ ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int3
 {
     const int32_t slots = levels * slot_floats * 4;
     const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
+    const int32_t leaves = ATTN_DECODE_LEAF_INFOS(stages, ahead);
     const int32_t infos =
-        ATTN_DECODE_INFOS(stages) * (48 + 8) + ATTN_DECODE_LEAF_INFOS(stages, ahead) * (32 + 8);
+        ATTN_DECODE_INFOS(stages) * (48 + 8) + leaves * 32 + (ahead > 0 ? 1 : leaves) * 8;
     const int32_t barriers = stages * 16 + 2 * 16;
     // A thread's length and sums of units and roots, a warp's sums; two words.
     const int32_t schedule = threads * 12 + threads / 32 * 8 + 2 * 4;

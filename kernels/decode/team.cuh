@@ -117,7 +117,8 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
         // Where warps share rows, one thread has met them all.
         barrier_init(shared_address(&s.empty[threadIdx.x]), OWNS_ROWS ? WARPS : 1);
     }
-    if (threadIdx.x < LEAF_INFOS) barrier_init(shared_address(&s.seen_leaf[threadIdx.x]), 1);
+    if (!SKIPS && threadIdx.x < LEAF_INFOS)
+        barrier_init(shared_address(&s.seen_leaf[threadIdx.x]), 1);
     if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 33);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.posted), WARPS);

@@ -83,7 +83,7 @@ static void print_help(void)
         "  --block N         tokens of a block (16)\n"
         "  --layers N        32\n"
         "  --batch N         sequences, which share the cache's blocks evenly (8)\n"
-        "  --tile-blocks N   blocks of a tile (what 256 MiB hold)\n"
+        "  --tile-blocks N   blocks of a tile (what 64 MiB hold)\n"
         "  --planes N        tiles in work (2)\n"
         "  --steps N         that are timed (5)\n"
         "  --device D        gpu (default), or host: times the host executor\n"
