@@ -105,20 +105,6 @@ static __device__ __forceinline__ void take_rows(const unsigned char (&s_rows)[R
 
 // ---- scores
 
-static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1)
-{
-    if constexpr (MMA_IS_BF16)
-        mma_bf16(c, a, b0, b1);
-    else
-        mma_f16(c, a, b0, b1);
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    return MMA_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
-}
-
 // A pair of steps of K: rows and columns of the MMA's A from what ldmatrix gives.
 static __device__ __forceinline__ void load_k(uint32_t s_piece, uint32_t offset, int pair,
                                               uint32_t (&a)[2][4])
@@ -157,7 +143,7 @@ static __device__ __forceinline__ void multiply_k(const query &q, uint32_t s_pie
             for (int n = 0; n < ROW_BLOCKS; n++) {
                 const int step = pair * PAIR_STEPS + i;
                 const uint2 b = q.get(n, step);
-                multiply(part[step % CHAINS][n], a[i], b.x, b.y);
+                mma<MMA_IS_BF16>(part[step % CHAINS][n], a[i], b.x, b.y);
             }
     }
 #pragma unroll
@@ -303,8 +289,8 @@ static __device__ __forceinline__ void weigh(leaf_part &s, const scores &r_s, co
             float w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) w[i] = ex2(r_s[g][n][i] - base[i % 2]);
-            s.p[group][n][lane_id()] =
-                make_uint2(movmatrix_trans(pack(w[0], w[1])), movmatrix_trans(pack(w[2], w[3])));
+            s.p[group][n][lane_id()] = make_uint2(movmatrix_trans(pack<MMA_IS_BF16>(w[0], w[1])),
+                                                  movmatrix_trans(pack<MMA_IS_BF16>(w[2], w[3])));
             reduce_rows<GROUPS>(
                 w[0] + w[2], w[1] + w[3], [](float x, float y) { return x + y; },
                 &s.sum[n * 4][group]);
@@ -390,7 +376,7 @@ static __device__ __forceinline__ void multiply_v(const leaf_part &s, uint32_t s
                 for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
                     for (int n = 0; n < ROW_BLOCKS; n++)
-                        multiply(part[(g + i) % CHAINS][d][n], a[i], p[i][n].x, p[i][n].y);
+                        mma<MMA_IS_BF16>(part[(g + i) % CHAINS][d][n], a[i], p[i][n].x, p[i][n].y);
             }
         }
     }

@@ -6,7 +6,7 @@
 // A lane has rows g and g + 8 of its warp's 16: of scores columns 8i + 2t and the next one.
 #pragma once
 
-#include "common/ptx_wgmma.cuh"
+#include "common/wgmma.cuh"
 #include "decode/scores.cuh"
 #include "decode/tree.cuh"
 
@@ -28,32 +28,6 @@ static_assert(GROUPS * LINES <= 32, "a lane asks for a box");
 using row_scores = float[TILE / 2];
 // Weights rounded, as the A of P V: of each group of keys.
 using row_weights = uint32_t[GROUPS][4];
-// Made anew wherever it is asked for, or descriptors of all steps would be kept.
-static __device__ __forceinline__ uint32_t uniform_address(const void *pointer)
-{
-    return uniform_value(opaque(shared_address(pointer)));
-}
-
-template <int N>
-static __device__ __forceinline__ void multiply_rows(float (&c)[N], uint64_t a, uint64_t b,
-                                                     int keep)
-{
-    if constexpr (MMA_IS_BF16)
-        wgmma_bf16(c, a, b, keep);
-    else
-        wgmma_f16(c, a, b, keep);
-}
-
-template <int N>
-static __device__ __forceinline__ void multiply_rows(float (&c)[N], const uint32_t (&a)[4],
-                                                     uint64_t b)
-{
-    if constexpr (MMA_IS_BF16)
-        wgmma_bf16(c, a, b);
-    else
-        wgmma_f16(c, a, b);
-}
-
 // Scores, not scaled yet.
 static __device__ __forceinline__ void multiply_k(const unsigned char *s_q,
                                                   const unsigned char *s_tile, row_scores &r_s)
@@ -66,9 +40,10 @@ static __device__ __forceinline__ void multiply_k(const unsigned char *s_q,
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < DIM_STEPS; step++)
-        multiply_rows(chains[step % DIM_CHAINS],
-                      wgmma_further(q, step / 4 * Q_LINE_BYTES + step % 4 * 32),
-                      wgmma_further(k, step / 4 * LINE_STEP + step % 4 * 32), step >= DIM_CHAINS);
+        wgmma<MMA_IS_BF16>(chains[step % DIM_CHAINS],
+                           wgmma_further(q, step / 4 * Q_LINE_BYTES + step % 4 * 32),
+                           wgmma_further(k, step / 4 * LINE_STEP + step % 4 * 32),
+                           step >= DIM_CHAINS);
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll
@@ -139,8 +114,7 @@ static __device__ __forceinline__ void weigh(row_scores &r_s, row_weights &r_p,
     for (int i = 0; i < TILE / 2; i++) r_s[i] = ex2(r_s[i] - base[i / 2 % 2]);
 #pragma unroll
     for (int i = 0; i < TILE / 4; i++)
-        r_p[i / 4][i % 4] = MMA_IS_BF16 ? pack_bf16(r_s[i * 2], r_s[i * 2 + 1])
-                                        : pack_f16(r_s[i * 2], r_s[i * 2 + 1]);
+        r_p[i / 4][i % 4] = pack<MMA_IS_BF16>(r_s[i * 2], r_s[i * 2 + 1]);
 }
 
 // l of the leaf.
@@ -176,7 +150,7 @@ static __device__ __forceinline__ void multiply_v(const row_weights &r_p,
     wgmma_fence();
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
-        multiply_rows(chains[g % KEY_CHAINS], r_p[g], wgmma_further(v, g * 2 * ATOM_BYTES));
+        wgmma<MMA_IS_BF16>(chains[g % KEY_CHAINS], r_p[g], wgmma_further(v, g * 2 * ATOM_BYTES));
     wgmma_commit();
     wgmma_wait<0>();
 #pragma unroll

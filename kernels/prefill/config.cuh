@@ -54,11 +54,6 @@ static __device__ __forceinline__ constexpr int piece_offset(int row, int piece)
            (piece % LINE_PIECES ^ (row & 7)) * 16;
 }
 
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
-}
-
 static __device__ __forceinline__ void report_fault(const attn_prefill_args &args, int32_t sequence)
 {
     if (args.fault) atomicMin(args.fault, sequence);

@@ -83,7 +83,7 @@ static __device__ __forceinline__ void store_rows(const attn_prefill_args &args,
 #pragma unroll
         for (int r = 0; r < 2; r++)
             *reinterpret_cast<uint32_t *>(s_stage + piece_offset(r * 8 + g, j) + t * 4) =
-                pack(end_value(ends[r], o[j][r * 2]), end_value(ends[r], o[j][r * 2 + 1]));
+                pack<IS_BF16>(end_value(ends[r], o[j][r * 2]), end_value(ends[r], o[j][r * 2 + 1]));
     __syncwarp();
 #pragma unroll 4
     for (int i = lane; i < 16 * BLOCKS; i += 32) {

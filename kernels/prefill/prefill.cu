@@ -264,15 +264,6 @@ struct feed {
 
 // ---- the warps that multiply
 
-static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1)
-{
-    if constexpr (IS_BF16)
-        mma_bf16(c, a, b0, b1);
-    else
-        mma_f16(c, a, b0, b1);
-}
-
 // Of a lane that gives the address of piece s_piece of a row of a group: of the piece `pair` pairs
 // further on. All of a tile come from few values of the xor.
 static __device__ __forceinline__ uint32_t pair_address(uint32_t s_piece, uint32_t offset, int pair)
@@ -391,7 +382,7 @@ struct team {
                 load_q_step(step + half, a);
 #pragma unroll
                 for (int i = 0; i < ROW_TILES; i++)
-                    multiply(r_s[i][0], a[i], b[half * 2], b[half * 2 + 1]);
+                    mma<IS_BF16>(r_s[i][0], a[i], b[half * 2], b[half * 2 + 1]);
             }
         }
     }
@@ -411,7 +402,7 @@ struct team {
                 for (int i = 0; i < ROW_TILES; i++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        multiply(r_s[i][j * 2 + half], a[i], b[half * 2], b[half * 2 + 1]);
+                        mma<IS_BF16>(r_s[i][j * 2 + half], a[i], b[half * 2], b[half * 2 + 1]);
             }
         }
     }
@@ -546,7 +537,8 @@ struct team {
 #pragma unroll
             for (int j = 0; j < KEY_BLOCKS; j++)
                 s.p[warp_id()][j][lane_id()] =
-                    make_uint2(pack(r_s[0][j][0], r_s[0][j][1]), pack(r_s[0][j][2], r_s[0][j][3]));
+                    make_uint2(pack<IS_BF16>(r_s[0][j][0], r_s[0][j][1]),
+                               pack<IS_BF16>(r_s[0][j][2], r_s[0][j][3]));
             sync_sharers();
 #pragma unroll
             for (int j = 0; j < KEY_STEPS * 2; j++) {
@@ -560,8 +552,8 @@ struct team {
             for (int i = 0; i < ROW_TILES; i++)
 #pragma unroll
                 for (int j = 0; j < KEY_BLOCKS; j++) {
-                    p[i][j / 2][j % 2 * 2] = pack(r_s[i][j][0], r_s[i][j][1]);
-                    p[i][j / 2][j % 2 * 2 + 1] = pack(r_s[i][j][2], r_s[i][j][3]);
+                    p[i][j / 2][j % 2 * 2] = pack<IS_BF16>(r_s[i][j][0], r_s[i][j][1]);
+                    p[i][j / 2][j % 2 * 2 + 1] = pack<IS_BF16>(r_s[i][j][2], r_s[i][j][3]);
                 }
         }
     }
@@ -579,7 +571,7 @@ struct team {
                 for (int i = 0; i < ROW_TILES; i++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        multiply(o[i][d * 2 + half], p[i][step], b[half * 2], b[half * 2 + 1]);
+                        mma<IS_BF16>(o[i][d * 2 + half], p[i][step], b[half * 2], b[half * 2 + 1]);
             }
     }
 

@@ -18,7 +18,7 @@
 // heads of 8192 tokens, causal, are 0.82e12 operations: 0.83 ms at 989 TFLOP/s.
 
 #include "common/ptx_team.cuh"
-#include "common/ptx_wgmma.cuh"
+#include "common/wgmma.cuh"
 #include "prefill/output.cuh"
 #include "prefill/scores.cuh"
 
@@ -250,30 +250,6 @@ struct feed {
 
 // ---- the warps that multiply
 
-// Made anew wherever it is asked for, or descriptors of all steps would be kept.
-static __device__ __forceinline__ uint32_t uniform_address(const void *pointer)
-{
-    return uniform_value(opaque(shared_address(pointer)));
-}
-
-template <int N>
-static __device__ __forceinline__ void multiply(float (&c)[N], uint64_t a, uint64_t b, int keep)
-{
-    if constexpr (IS_BF16)
-        wgmma_bf16(c, a, b, keep);
-    else
-        wgmma_f16(c, a, b, keep);
-}
-
-template <int N>
-static __device__ __forceinline__ void multiply(float (&c)[N], const uint32_t (&a)[4], uint64_t b)
-{
-    if constexpr (IS_BF16)
-        wgmma_bf16(c, a, b);
-    else
-        wgmma_f16(c, a, b);
-}
-
 // Of a thread: rows g and g + 8 of its warp's 16; elements 4i + 0..1 of the first, 4i + 2..3 of the
 // second.
 struct team {
@@ -376,8 +352,8 @@ struct team {
         const uint64_t k = wgmma_matrix(uniform_address(s.ring[slot]), 0, ATOM_BYTES);
 #pragma unroll
         for (int step = 0; step < HEAD_DIM / 16; step++)
-            multiply(r_s, wgmma_further(q, step / 4 * Q_LINE_BYTES + step % 4 * 32),
-                     wgmma_further(k, step / 4 * TILE_LINE_BYTES + step % 4 * 32), step > 0);
+            wgmma<IS_BF16>(r_s, wgmma_further(q, step / 4 * Q_LINE_BYTES + step % 4 * 32),
+                           wgmma_further(k, step / 4 * TILE_LINE_BYTES + step % 4 * 32), step > 0);
         wgmma_commit();
     }
 
@@ -386,7 +362,7 @@ struct team {
         const uint64_t v = wgmma_matrix(uniform_address(s.ring[slot]), TILE_LINE_BYTES, ATOM_BYTES);
 #pragma unroll
         for (int step = 0; step < TILE / 16; step++)
-            multiply(r_o, r_p[step], wgmma_further(v, step * 2 * ATOM_BYTES));
+            wgmma<IS_BF16>(r_o, r_p[step], wgmma_further(v, step * 2 * ATOM_BYTES));
         wgmma_commit();
     }
 
@@ -465,7 +441,8 @@ struct team {
     __device__ __forceinline__ void round_weights()
     {
 #pragma unroll
-        for (int i = 0; i < TILE / 4; i++) r_p[i / 4][i % 4] = pack(r_s[i * 2], r_s[i * 2 + 1]);
+        for (int i = 0; i < TILE / 4; i++)
+            r_p[i / 4][i % 4] = pack<IS_BF16>(r_s[i * 2], r_s[i * 2 + 1]);
     }
 
     __device__ __forceinline__ void rescale(const float (&alpha)[2])

@@ -252,20 +252,6 @@ struct feed {
 
 // ---- a unit's partial
 
-static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1)
-{
-    if constexpr (IS_BF16)
-        mma_bf16(c, a, b0, b1);
-    else
-        mma_f16(c, a, b0, b1);
-}
-
-static __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    return IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high);
-}
-
 // MMA fragments of the queries of a lane; rows that there are none of are 0.
 struct query {
     uint2 r[DIM_STEPS];
@@ -295,7 +281,7 @@ static __device__ __forceinline__ void multiply_k(const query &q, const void *s_
     for (int step = 0; step < DIM_STEPS; step++) {
         uint32_t a[4];
         ldmatrix_x4(a, step_address(s_piece, step));
-        multiply(part[step % CHAINS], a, q.r[step].x, q.r[step].y);
+        mma<IS_BF16>(part[step % CHAINS], a, q.r[step].x, q.r[step].y);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[i] = part[0][i] + part[1][i];
@@ -338,7 +324,8 @@ static __device__ __forceinline__ unit_weights weigh_unit(const query &q, const 
         l[c] = reduce_row(w[c] + w[c + 2], [](float x, float y) { return x + y; });
     }
     unit_weights made;
-    made.p = make_uint2(movmatrix_trans(pack(w[0], w[1])), movmatrix_trans(pack(w[2], w[3])));
+    made.p = make_uint2(movmatrix_trans(pack<IS_BF16>(w[0], w[1])),
+                        movmatrix_trans(pack<IS_BF16>(w[2], w[3])));
     made.ml = make_float4(m[0], l[0], m[1], l[1]);
     return made;
 }
@@ -358,7 +345,7 @@ static __device__ __forceinline__ void multiply_v(uint2 p, uint32_t s_row, int s
     ldmatrix_x4_trans(a, step_address(s_row, step));
 #pragma unroll
     for (int i = 0; i < 4; i++) part[i] = 0.0f;
-    multiply(part, a, p.x, p.y);
+    mma<IS_BF16>(part, a, p.x, p.y);
 }
 
 // ---- the fold
@@ -718,7 +705,7 @@ static __device__ __forceinline__ void finalize(const attn_tiled_args &args)
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i += 32) {
             const float2 o = g_o[i + lane_id()];
-            g_output[i + lane_id()] = pack(divide(o.x), divide(o.y));
+            g_output[i + lane_id()] = pack<IS_BF16>(divide(o.x), divide(o.y));
         }
         if (args.lse && lane_id() == 0)
             args.lse[row] = l == 0.0f ? -INFINITY : __fmaf_rn(lg2(l), LN_2, finite_or_zero(m));
