@@ -162,6 +162,11 @@ static int64_t count_roots(const struct launch *const launch, const int64_t piec
     return (units < most ? units : most) * launch->lanes;
 }
 
+static int32_t most_block_units(const struct attn_pack_row *const row)
+{
+    return row->warpgroups > 0 ? ATTN_DECODE_GROUP_UNITS : ATTN_DECODE_BLOCK_UNITS;
+}
+
 // For a grid of at most `slots` blocks, of so many units each, and the most leaves that lengths can
 // come to.
 static void set_units(const struct attn_decode_shape *const shape, struct launch *const launch,
@@ -237,7 +242,7 @@ static enum attn_status set_geometry(const struct attn_device *const device,
             round_up((size_t) attn_splitk_workspace_bytes(attn_size_times(results, shape->q_len),
                                                           shape->head_dim));
     }
-    set_units(shape, launch, count_slots(device, launch->row, 0), ATTN_DECODE_BLOCK_UNITS);
+    set_units(shape, launch, count_slots(device, launch->row, 0), most_block_units(launch->row));
     return set_counters(device, shape, launch);
 }
 
@@ -248,7 +253,7 @@ static void limit_grid(const struct attn_device *const device,
     const size_t most = launch->workspace_bytes;
     int32_t slots = count_slots(device, launch->row, device->grid_limit);
     if (slots >= launch->grid) return;
-    do set_units(shape, launch, slots--, ATTN_DECODE_BLOCK_UNITS);
+    do set_units(shape, launch, slots--, most_block_units(launch->row));
     while (launch->workspace_bytes > most && slots > 0);
 }
 
@@ -258,7 +263,7 @@ static enum attn_status fit_launch(const struct attn_device *const device,
                                    struct launch *const launch,
                                    const struct attn_decode_limits *const limits)
 {
-    int32_t slots = launch->grid, units = ATTN_DECODE_BLOCK_UNITS;
+    int32_t slots = launch->grid, units = most_block_units(launch->row);
     while (launch->workspace_bytes > limits->workspace_bytes ||
            launch->num_counters > limits->num_counters) {
         if (units > 1)

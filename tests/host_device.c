@@ -289,7 +289,7 @@ Test(device, opens_a_gpu_and_gives_everything_back)
     cr_expect_eq(info.driver_version, 13000);
     const int32_t kernels = (int32_t) device->pack->num_rows;
     cr_expect(kernels > 9 && info.num_kernels == kernels);
-    cr_expect_str_eq(attn_device_kernel(device, 1), "decode_bf16_bf16_d128");
+    cr_expect_str_eq(attn_device_kernel(device, 1), "decode_bf16_bf16_d128_r64");
     cr_expect_null(attn_device_kernel(device, kernels));
     cr_expect_null(attn_device_kernel(device, -1));
     // Every kernel is loaded and has its shared memory; nothing is left for the first call.

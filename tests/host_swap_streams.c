@@ -256,6 +256,7 @@ Test(swap_streams, keeps_order_in_host_memory)
         dims.resident_blocks = dims.num_planes * dims.tile_blocks + (int32_t) (seed % 4);
         fake_streams_install(random_seed(100 + seed), seed % 4 != 0);
         attn_device_close(&gpu);
+        pack_folder_remove();
         struct attn_device_open_params open = ATTN_DEVICE_OPEN_PARAMS_INIT;
         open.kind = ATTN_DEVICE_ORDINAL;
         open.pack_dir = pack_folder_make_with("hopper");

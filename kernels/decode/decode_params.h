@@ -88,6 +88,8 @@ struct attn_decode_args {
 #define ATTN_DECODE_FAN_LOG 5
 // Units of a block, on average, at most; fewer where the workspace is given.
 #define ATTN_DECODE_BLOCK_UNITS 16
+// Of a kernel of a warpgroup, whose slots are larger.
+#define ATTN_DECODE_GROUP_UNITS 4
 // Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the
 // block that has most, and what was measured to be lost with each of them, and at the end a part of
 // a unit, as not all blocks are done at the same time. More of it where pieces differ. `items`: of

@@ -91,6 +91,9 @@ static const struct attn_pack_row rows[] = {
 #else
     { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
       FAKE_WARPS, 3, FAKE_PER_SM, FAKE_LEVELS, 1, 0, 0, 0, 0, 0 },
+    { .name = "decode_bf16_bf16_d128_r64", .op = ATTN_ROW_DECODE, .q = ATTN_ROW_BF16,
+      .kv = ATTN_ROW_BF16, .head_dim = 128, .rows = 64, .tile = FAKE_TILE, .warps = 4, .stages = 2,
+      .per_sm = 1, .levels = 1, .math = 2, .warpgroups = 1, .min_rows = 129 },
     { "decode_bf16_bf16_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 8, 8, FAKE_TILE,
       4, 2, 1, 1, 2, 0, 0, 0, 0, 0 },
     { "decode_bf16_bf16_d128_wide", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 16, 0,
