@@ -8,6 +8,7 @@
 #include "tests/support/decode_case.h"
 #include "tests/support/fake_driver.h"
 #include "tests/support/pack_folder.h"
+#include "tests/support/random.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ static void set_up(void)
     // Few SMs: small cases are cut many times.
     fake.gpus[0].sm_count = 6;
     fake.run = emulator_run;
+    emulator_shuffle(random_seed(61));
     folder = pack_folder_make_with("emulated");
     cr_assert_not_null(folder);
 }

@@ -30,6 +30,7 @@ static void set_up(void)
     unsetenv("METRALE_NO_ATTN_FA128");
     fake_driver_install();
     fake.run_prefill = emulator_run_prefill;
+    emulator_shuffle(random_seed(62));
     params.kind = ATTN_DEVICE_ORDINAL;
     params.pack_dir = pack_folder_make_with(kind ? kind : "emulated");
     cr_assert_not_null(params.pack_dir);

@@ -35,6 +35,7 @@ static void set_up(void)
     struct attn_device_open_params params = ATTN_DEVICE_OPEN_PARAMS_INIT;
     fake_driver_install();
     fake.run_tiled = emulator_run_tiled;
+    emulator_shuffle(random_seed(63));
     params.kind = ATTN_DEVICE_ORDINAL;
     params.pack_dir = folder = pack_folder_make_with("emulated");
     cr_assert_not_null(folder);

@@ -53,6 +53,37 @@ emulator::meeting meetings[32];
 gathering gatherings[16];
 std::function<void()> running;
 
+// Which warps are left out.
+struct shuffle {
+    // 0: none.
+    uint64_t state;
+    // Until round `until` warp `slow` has its turn once in `patience` times.
+    unsigned slow, patience, round, until;
+
+    unsigned below(unsigned n)
+    {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        return (unsigned) (state >> 20) % n;
+    }
+
+    void begin_round(unsigned warps)
+    {
+        if (!state || round++ < until) return;
+        slow = below(warps);
+        patience = 2 + below(60);
+        until = round + 20 + below(400);
+    }
+
+    bool leaves_out(unsigned warp)
+    {
+        return state && (warp == slow ? below(patience) != 0 : below(6) == 0);
+    }
+};
+
+shuffle order;
+
 // Without the system calls of swapcontext, which would be most of the time.
 void leave()
 {
@@ -217,16 +248,20 @@ int run_blocks(const char *name, unsigned grid, unsigned threads)
             f.start.uc_link = nullptr;
             makecontext(&f.start, enter, 0);
         }
-        for (unsigned left = threads; left > 0 && !stuck;)
+        for (unsigned left = threads; left > 0 && !stuck;) {
+            bool is_left_out = false;
+            order.begin_round(threads / 32);
             for (current = 0; current < threads; current++) {
-                if (fibers[current].done) continue;
+                if (current % 32 == 0) is_left_out = order.leaves_out(current / 32);
+                if (is_left_out || fibers[current].done) continue;
                 emulator::thread.x = current;
                 const std::function<bool()> *const awaited = fibers[current].awaited;
                 if (!awaited || (*awaited)()) resume();
                 left -= fibers[current].done;
-                stuck = ++idle > 4 * threads;
+                stuck = ++idle > (order.state ? 4096u : 4u) * threads;
                 if (stuck) break;
             }
+        }
     }
     if (stuck) fprintf(stderr, "stuck %s block %u\n", name, emulator::block.x);
     return stuck ? -2 : 0;
@@ -245,6 +280,11 @@ int run(const std::map<std::string, kernel<ARGS>> &kernels, const char *name, un
     return run_blocks(name, grid, threads);
 }
 } // namespace
+
+extern "C" void emulator_shuffle(uint64_t seed)
+{
+    order = { seed * 0x9E3779B97F4A7C15u, 0, 2, 0, 0 };
+}
 
 extern "C" int emulator_run(const char *name, unsigned grid, unsigned threads,
                             const attn_decode_args *args)

@@ -13,6 +13,10 @@
 extern "C" {
 #endif
 
+// From now on warps do not take turns: some are left out at random, and one at a time, for a while,
+// nearly always. What a barrier has to keep in order so comes in many orders. 0: they take turns.
+void emulator_shuffle(uint64_t seed);
+
 // Runs a decode kernel of this name, block after block. What a block finds in shared memory is not
 // 0. 0: done; -1: there is no such kernel; -2: all threads of a block wait for each other.
 int emulator_run(const char *kernel, unsigned grid, unsigned threads,
