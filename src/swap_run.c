@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // A call of attn_swap_decode: its lists are cut into tiles; a tile is planned (which
 // blocks get which slots), its reads are submitted, its copies enqueued, and then it is computed.
-// Up to num_planes tiles are between planned and enqueued.
+// From a file up to num_planes tiles are between planned and enqueued, from memory one.
 //
 // What is in which slot, and what is computed in which order, follows from the calls alone, never
 // from when reads or copies are done.

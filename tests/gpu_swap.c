@@ -20,13 +20,11 @@ enum {
 static struct gpu_session session;
 static struct swap_case c;
 static struct attn_swap *swap;
-static char folder[] = "/tmp/attn-swap-XXXXXX";
-static char path[64];
+static char path[SWAP_PATH_SIZE];
 
 static void set_up(void)
 {
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/blocks", folder);
+    swap_path_make(path);
     gpu_session_open(&session, 0);
 }
 
@@ -35,8 +33,7 @@ static void tear_down(void)
     attn_swap_destroy(&swap);
     swap_case_free(&c);
     gpu_session_close(&session);
-    unlink(path);
-    rmdir(folder);
+    swap_path_remove(path);
 }
 
 TestSuite(gpu_swap, .init = set_up, .fini = tear_down);

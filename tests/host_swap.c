@@ -6,28 +6,24 @@
 #include "support/swap_case.h"
 
 #include <criterion/criterion.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static struct swap_case c;
 static struct attn_swap *swap;
-static char folder[] = "/tmp/attn-swap-XXXXXX";
-static char path[64];
+static char path[SWAP_PATH_SIZE];
 
 static void set_up(void)
 {
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/blocks", folder);
+    swap_path_make(path);
 }
 
 static void tear_down(void)
 {
     attn_swap_destroy(&swap);
     swap_case_free(&c);
-    unlink(path);
-    rmdir(folder);
+    swap_path_remove(path);
 }
 
 TestSuite(swap, .init = set_up, .fini = tear_down);

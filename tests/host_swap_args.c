@@ -8,7 +8,6 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,8 +22,7 @@ static struct attn_swap_dims dims;
 static struct attn_swap_create_params create;
 static struct attn_swap_write_params write_params;
 static struct attn_swap_decode_params decode;
-static char folder[] = "/tmp/attn-swap-XXXXXX";
-static char path[64];
+static char path[SWAP_PATH_SIZE];
 
 // What calls read, and what they write.
 static struct {
@@ -56,8 +54,7 @@ static void reset(void)
 
 static void set_up(void)
 {
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/blocks", folder);
+    swap_path_make(path);
     memset(before.output, 0xEE, sizeof(before.output));
     memset(before.lse, 0xEE, sizeof(before.lse));
     before.lens[0] = 12;
@@ -74,8 +71,7 @@ static void tear_down(void)
 {
     attn_swap_destroy(&swap);
     swap_case_free(&c);
-    unlink(path);
-    rmdir(folder);
+    swap_path_remove(path);
 }
 
 TestSuite(swap_args, .init = set_up, .fini = tear_down);
@@ -229,7 +225,7 @@ Test(swap_args, checks_what_a_cache_is_made_of)
 Test(swap_args, names_what_is_no_file)
 {
     create.backing = ATTN_SWAP_FILE;
-    create.path = folder;
+    create.path = ".";
     expect_no_swap(ATTN_ERROR_INVALID, "is a folder: path names a file");
     create.backing = ATTN_SWAP_FILE;
     create.path = "/dev/null";

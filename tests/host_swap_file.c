@@ -21,8 +21,7 @@
 
 static struct swap_case c;
 static struct attn_swap *swap;
-static char folder[] = "/tmp/attn-swap-XXXXXX";
-static char path[64];
+static char path[SWAP_PATH_SIZE];
 
 // ---- a disk with faults
 
@@ -168,8 +167,7 @@ static void repair(void)
 
 static void set_up(void)
 {
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/blocks", folder);
+    swap_path_make(path);
     repair();
     const struct attn_swap_dims dims = swap_dims_make();
     swap_case_init(&c, &dims, 1);
@@ -179,8 +177,7 @@ static void tear_down(void)
 {
     attn_swap_destroy(&swap);
     swap_case_free(&c);
-    unlink(path);
-    rmdir(folder);
+    swap_path_remove(path);
 }
 
 TestSuite(swap_file, .init = set_up, .fini = tear_down);

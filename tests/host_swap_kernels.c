@@ -18,8 +18,7 @@
 static struct attn_device *gpu;
 static struct swap_case c;
 static struct attn_swap *swap;
-static char folder[] = "/tmp/attn-swap-XXXXXX";
-static char path[64];
+static char path[SWAP_PATH_SIZE];
 
 // A launch, until its turn comes.
 struct launch {
@@ -48,8 +47,7 @@ static int launch_late(const char *const kernel, const unsigned grid, const unsi
 static void set_up(void)
 {
     struct attn_device_open_params open = ATTN_DEVICE_OPEN_PARAMS_INIT;
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/blocks", folder);
+    swap_path_make(path);
     fake_driver_install();
     fake_streams_install(random_seed(1), true);
     fake.run_tiled = launch_late;
@@ -65,8 +63,7 @@ static void tear_down(void)
     attn_device_close(&gpu);
     swap_case_free(&c);
     pack_folder_remove();
-    unlink(path);
-    rmdir(folder);
+    swap_path_remove(path);
 }
 
 TestSuite(swap_kernels, .init = set_up, .fini = tear_down, .timeout = 600);

@@ -11,7 +11,6 @@
 #include "swap.h"
 
 #include <criterion/criterion.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,8 +18,7 @@
 static struct attn_device *gpu;
 static struct swap_case c;
 static struct attn_swap *swap;
-static char folder[] = "/tmp/attn-swap-XXXXXX";
-static char path[64];
+static char path[SWAP_PATH_SIZE];
 
 // ---- tiled decode, when its turn comes
 
@@ -123,8 +121,7 @@ static const struct attn_swap_compute late = {
 static void set_up(void)
 {
     struct attn_device_open_params open = ATTN_DEVICE_OPEN_PARAMS_INIT;
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/blocks", folder);
+    swap_path_make(path);
     fake_driver_install();
     fake_streams_install(random_seed(1), true);
     open.kind = ATTN_DEVICE_ORDINAL;
@@ -147,8 +144,7 @@ static void tear_down(void)
     attn_device_close(&gpu);
     swap_case_free(&c);
     pack_folder_remove();
-    unlink(path);
-    rmdir(folder);
+    swap_path_remove(path);
 }
 
 TestSuite(swap_streams, .init = set_up, .fini = tear_down);

@@ -2,8 +2,26 @@
 #include "support/swap_case.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+void swap_path_make(char path[SWAP_PATH_SIZE])
+{
+    char folder[] = "/tmp/attn-swap-XXXXXX";
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, SWAP_PATH_SIZE, "%s/blocks", folder);
+}
+
+void swap_path_remove(const char path[SWAP_PATH_SIZE])
+{
+    char folder[SWAP_PATH_SIZE];
+    unlink(path);
+    snprintf(folder, sizeof(folder), "%s", path);
+    *strrchr(folder, '/') = '\0';
+    rmdir(folder);
+}
 
 static void *need(const size_t bytes)
 {

@@ -18,7 +18,12 @@ struct swap_result {
 
 enum {
     SWAP_MAX_KEPT = 256,
+    SWAP_PATH_SIZE = 64,
 };
+
+// Where a test's file may be: in a new folder, which has nothing else in it. Removes both.
+void swap_path_make(char path[SWAP_PATH_SIZE]);
+void swap_path_remove(const char path[SWAP_PATH_SIZE]);
 
 struct swap_case {
     struct attn_swap_dims dims;
