@@ -141,6 +141,8 @@ struct attn_cu_copy_attributes {
     X(event_destroy, "cuEventDestroy_v2", (attn_cu_event event)) \
     X(event_record, "cuEventRecord", (attn_cu_event event, attn_stream stream)) \
     X(event_sync, "cuEventSynchronize", (attn_cu_event event)) \
+    X(event_elapsed, "cuEventElapsedTime", \
+      (float *milliseconds, attn_cu_event start, attn_cu_event end)) \
     X(copy_in, "cuMemcpyHtoDAsync_v2", \
       (attn_cu_deviceptr to, const void *from, size_t bytes, attn_stream stream))
 

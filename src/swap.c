@@ -76,7 +76,8 @@ static struct attn_swap_buffers find_buffers(const int64_t staging_bytes)
 
 static int64_t count_host_bytes(const struct attn_swap_dims *const dims,
                                 const struct attn_swap_layout *const layout,
-                                const struct attn_swap_buffers *const buffers, const bool is_file)
+                                const struct attn_swap_buffers *const buffers, const bool is_file,
+                                const int32_t trace_tiles)
 {
     const int64_t word = sizeof(int32_t), long_word = sizeof(uint64_t);
     const int64_t tables = attn_swap_table_words(dims) * word;
@@ -87,7 +88,9 @@ static int64_t count_host_bytes(const struct attn_swap_dims *const dims,
            buffers->count * (buffers->bytes + reads) +
            attn_swap_slots_bytes(dims->resident_blocks, dims->num_planes, dims->num_layers,
                                  dims->num_blocks) +
-           attn_swap_store_bytes(layout, is_file) + (int64_t) sizeof(struct attn_swap);
+           attn_swap_store_bytes(layout, is_file) +
+           attn_swap_trace_bytes(trace_tiles, dims->num_planes) +
+           (int64_t) sizeof(struct attn_swap);
 }
 
 static struct attn_swap_info find_info(const struct attn_swap_dims *const dims,
@@ -105,11 +108,13 @@ static struct attn_swap_info find_info(const struct attn_swap_dims *const dims,
         .stripe_bytes = layout.stripe_bytes,
         .pool_bytes = is_file ? 0 : layout.num_blocks * layout.block_bytes,
         .file_bytes = layout.file_bytes,
+        .num_reads = buffers.count,
+        .read_bytes = buffers.bytes,
     };
     info.device_bytes = dims->resident_blocks * layout.block_bytes +
                         dims->num_planes * attn_swap_table_words(dims) * (int64_t) sizeof(int32_t) +
                         rows * (2 + dims->head_dim) * (int64_t) sizeof(float);
-    info.host_bytes = count_host_bytes(dims, &layout, &buffers, is_file);
+    info.host_bytes = count_host_bytes(dims, &layout, &buffers, is_file, params->trace_tiles);
     if (!is_file) snprintf(info.backend, sizeof(info.backend), "host memory");
     return info;
 }
@@ -137,7 +142,7 @@ static enum attn_status fail_memory(const struct attn_swap *const swap)
 }
 
 // What the library holds for itself.
-static enum attn_status allocate_lists(struct attn_swap *const swap)
+static enum attn_status allocate_lists(struct attn_swap *const swap, const int32_t trace_tiles)
 {
     const struct attn_swap_dims *const dims = &swap->dims;
     const size_t tile = (size_t) dims->tile_blocks, buffers = (size_t) swap->staging.buffers.count;
@@ -151,7 +156,8 @@ static enum attn_status allocate_lists(struct attn_swap *const swap)
     if (!swap->planes || !swap->done || !swap->copies.to || !swap->copies.from ||
         !swap->copies.bytes || !swap->staging.reads || !swap->staging.copied ||
         !attn_swap_slots_init(&swap->slots, dims->resident_blocks, dims->num_planes,
-                              dims->num_layers, dims->num_blocks))
+                              dims->num_layers, dims->num_blocks) ||
+        !attn_swap_trace_init(&swap->trace, trace_tiles, dims->num_planes))
         return fail_memory(swap);
     for (int32_t i = 0; i < dims->num_planes; i++) {
         swap->planes[i].wanted = calloc(tile, sizeof(int32_t));
@@ -197,6 +203,7 @@ static attn_cu_result allocate_slots(struct attn_swap *const swap)
     for (int32_t i = 0; result == ATTN_CU_SUCCESS && i < swap->dims.num_planes; i++)
         result = allocate_plane(swap, &swap->planes[i]);
     if (result == ATTN_CU_SUCCESS) result = attn_swap_event_create(&swap->on, &swap->last);
+    if (result == ATTN_CU_SUCCESS) result = attn_swap_trace_open(&swap->trace, &swap->on);
     return result == ATTN_CU_SUCCESS ? allocate_staging(&swap->on, &swap->staging) : result;
 }
 
@@ -215,12 +222,9 @@ static attn_cu_result take_pool(struct attn_swap *const swap, void **const pool)
 
 static enum attn_status open_store(struct attn_swap *const swap,
                                    const struct attn_swap_create_params *const params,
-                                   const struct attn_swap_io *const io)
+                                   const struct attn_swap_io *io)
 {
-    static const struct attn_swap_io *const readers[] = {
-        [ATTN_SWAP_READER_URING] = &attn_swap_io_uring,
-        [ATTN_SWAP_READER_THREADS] = &attn_swap_io_threads,
-    };
+    const char *reason;
     enum attn_status status;
     if (params->backing == ATTN_SWAP_HOST) {
         void *pool = params->pool;
@@ -230,11 +234,14 @@ static enum attn_status open_store(struct attn_swap *const swap,
         swap->store.pool = NULL;
         return attn_swap_fail(swap, result, "the pool in host memory cannot be had");
     }
+    if (!io && params->reader == ATTN_SWAP_READER_URING) io = attn_swap_io_uring(&reason);
+    if (!io && params->reader == ATTN_SWAP_READER_THREADS) io = &attn_swap_io_threads;
     // The last thing: nothing fails after a file has been made.
-    status =
-        attn_swap_store_open_file(&swap->store, io ? io : readers[params->reader], params->path,
-                                  params->open, &swap->staging.buffers, &swap->staging.direct);
+    status = attn_swap_store_open_file(&swap->store, io, params->path, params->open,
+                                       &swap->staging.buffers, &swap->staging.direct);
     if (status != ATTN_OK) return status;
+    const int32_t most = swap->store.io->max_reads;
+    if (most && swap->info.num_reads > most) swap->info.num_reads = most;
     snprintf(swap->info.backend, sizeof(swap->info.backend), "%s", swap->store.io->name);
     swap->info.direct = swap->staging.direct;
     return ATTN_OK;
@@ -249,7 +256,7 @@ static enum attn_status build(struct attn_swap *const swap,
     create.dims = &dims;
     // The first thing: it says what is not served.
     enum attn_status status = swap->compute->create(&swap->tiled, swap->device, &create);
-    if (status == ATTN_OK) status = allocate_lists(swap);
+    if (status == ATTN_OK) status = allocate_lists(swap, params->trace_tiles);
     if (status != ATTN_OK) return status;
     attn_cu_result result = attn_swap_device_open(&swap->on, swap->device);
     if (result == ATTN_CU_SUCCESS) result = allocate_slots(swap);
@@ -272,11 +279,14 @@ static enum attn_status check_served(const struct attn_device *const device,
                          "%s is a target without a GPU (ATTN_DEVICE_TARGET): attn_swap_sizes needs "
                          "none",
                          device->info.name);
+    const char *reason;
     if (params->backing == ATTN_SWAP_FILE && params->reader == ATTN_SWAP_READER_URING &&
-        !attn_swap_uring_works())
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "reader is ATTN_SWAP_READER_URING: the kernel does not let this process "
-                         "use io_uring; ATTN_SWAP_READER_AUTO takes threads then");
+        !attn_swap_io_uring(&reason))
+        return attn_fail(
+            device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+            "reader is ATTN_SWAP_READER_URING: %s; ATTN_SWAP_READER_AUTO takes threads "
+            "then",
+            reason);
     return ATTN_OK;
 }
 
@@ -366,6 +376,7 @@ void attn_swap_destroy(struct attn_swap **const swap)
     if (old->owns_pool) attn_swap_host_free(&old->on, pool);
     free_planes(old);
     free_staging(old);
+    attn_swap_trace_free(&old->trace, &old->on);
     attn_swap_event_destroy(&old->on, old->last);
     attn_swap_device_free(&old->on, old->memory);
     attn_swap_device_close(&old->on);
@@ -404,9 +415,33 @@ enum attn_status attn_swap_get_stats(const struct attn_swap *const swap,
     return attn_result_copy(device->log, device->log_user, "stats", stats, &now, sizeof(now));
 }
 
+enum attn_status attn_swap_get_tile(const struct attn_swap *const swap, const int32_t ago,
+                                    struct attn_swap_tile *const tile)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, swap, "swap is NULL");
+    const struct attn_device *const device = swap->device;
+    struct attn_swap_tile found = { .size = (uint32_t) sizeof(found) };
+    bool pushed = false;
+    REQUIRE(tile, "tile is NULL");
+    REQUIRE(swap->trace.count > 0,
+            "no times are kept: trace_tiles of struct attn_swap_create_params was 0");
+    REQUIRE(ago >= 0 && ago < swap->trace.count && (uint64_t) ago < swap->enqueued,
+            "ago is %d: of %llu tiles the last %d are kept", ago,
+            (unsigned long long) swap->enqueued, swap->trace.count);
+    attn_cu_result result = device->driver ? attn_device_enter(device, &pushed) : ATTN_CU_SUCCESS;
+    if (result == ATTN_CU_SUCCESS)
+        result =
+            attn_swap_trace_read(&swap->trace, &swap->on, swap->enqueued - (uint64_t) ago, &found);
+    if (device->driver) attn_device_leave(device, pushed);
+    if (result != ATTN_CU_SUCCESS)
+        return attn_swap_fail(swap, result, "a tile's times cannot be had");
+    return attn_result_copy(device->log, device->log_user, "tile", tile, &found, sizeof(found));
+}
+
 const char *attn_swap_file_backend(void)
 {
-    return attn_swap_uring_works() ? attn_swap_io_uring.name : attn_swap_io_threads.name;
+    return attn_swap_io_best()->name;
 }
 
 // ---- blocks

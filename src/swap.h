@@ -8,6 +8,7 @@
 #include "swap_device.h"
 #include "swap_slots.h"
 #include "swap_store.h"
+#include "swap_trace.h"
 
 // Tiled decode, as its header has it.
 struct attn_swap_compute {
@@ -75,6 +76,7 @@ struct attn_swap {
     struct attn_swap_plane *planes;
     struct attn_swap_staging staging;
     struct attn_swap_copies copies;
+    struct attn_swap_trace trace;
     // The pool is this handle's; the caller's was pinned.
     bool owns_pool, pinned;
     // Tiles that were planned, and that were enqueued, each with 0 before the first.

@@ -17,6 +17,7 @@
 // Slots of tiles in work do not keep what they have: so many times as many others do.
 #define DEFAULT_TILE_PART 4
 #define DEFAULT_STAGING_BYTES (32 << 20)
+#define MAX_TRACE_TILES 65536
 #define MAX_STAGING_BYTES (1 << 30)
 
 // ATTN_REQUIRE with the log of `device`, and of one that may be NULL.
@@ -141,6 +142,8 @@ enum attn_status attn_swap_check_create(const struct attn_device *const device,
                      params->reader <= ATTN_SWAP_READER_THREADS,
                  "reader is %d: it has to be in %d..%d", (int) params->reader,
                  ATTN_SWAP_READER_AUTO, ATTN_SWAP_READER_THREADS);
+    REQUIRE_DIMS(params->trace_tiles >= 0 && params->trace_tiles <= MAX_TRACE_TILES,
+                 "trace_tiles is %d: it has to be in 0..%d", params->trace_tiles, MAX_TRACE_TILES);
     if (params->backing == ATTN_SWAP_FILE) return check_file(device, params);
     return check_host(device, dims, params);
 }

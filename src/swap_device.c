@@ -84,13 +84,36 @@ void attn_swap_host_unpin(const struct attn_swap_device *const on, void *const m
     if (on->driver) on->driver->host_unregister(memory);
 }
 
-attn_cu_result attn_swap_event_create(const struct attn_swap_device *const on,
-                                      attn_cu_event *const event)
+static attn_cu_result create_event(const struct attn_swap_device *const on,
+                                   attn_cu_event *const event, const unsigned flags)
 {
     *event = NULL;
     if (!on->driver) return ATTN_CU_SUCCESS;
-    const attn_cu_result result = on->driver->event_create(event, ATTN_CU_EVENT_DISABLE_TIMING);
+    const attn_cu_result result = on->driver->event_create(event, flags);
     if (result != ATTN_CU_SUCCESS) *event = NULL;
+    return result;
+}
+
+attn_cu_result attn_swap_event_create(const struct attn_swap_device *const on,
+                                      attn_cu_event *const event)
+{
+    return create_event(on, event, ATTN_CU_EVENT_DISABLE_TIMING);
+}
+
+attn_cu_result attn_swap_timer_create(const struct attn_swap_device *const on,
+                                      attn_cu_event *const event)
+{
+    return create_event(on, event, 0);
+}
+
+attn_cu_result attn_swap_timer_read(const struct attn_swap_device *const on,
+                                    const attn_cu_event start, const attn_cu_event end,
+                                    double *const us)
+{
+    float milliseconds;
+    if (!on->driver) return ATTN_CU_SUCCESS;
+    const attn_cu_result result = on->driver->event_elapsed(&milliseconds, start, end);
+    if (result == ATTN_CU_SUCCESS) *us = 1e3 * (double) milliseconds;
     return result;
 }
 

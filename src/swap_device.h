@@ -55,6 +55,11 @@ attn_cu_result attn_swap_event_record(const struct attn_swap_device *on, attn_cu
 attn_cu_result attn_swap_event_wait(const struct attn_swap_device *on, attn_cu_event event,
                                     attn_stream stream);
 attn_cu_result attn_swap_event_sync(const struct attn_swap_device *on, attn_cu_event event);
+// Events that can tell when they were past, and the microseconds between two of them that are. On
+// the host *us stays as it is.
+attn_cu_result attn_swap_timer_create(const struct attn_swap_device *on, attn_cu_event *event);
+attn_cu_result attn_swap_timer_read(const struct attn_swap_device *on, attn_cu_event start,
+                                    attn_cu_event end, double *us);
 // The host waits for all copies.
 attn_cu_result attn_swap_copies_sync(const struct attn_swap_device *on);
 

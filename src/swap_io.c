@@ -12,6 +12,13 @@
 
 #define PAGE 4096
 
+const struct attn_swap_io *attn_swap_io_best(void)
+{
+    const char *reason;
+    const struct attn_swap_io *const uring = attn_swap_io_uring(&reason);
+    return uring ? uring : &attn_swap_io_threads;
+}
+
 static int lock_file(const int fd)
 {
     struct stat found;

@@ -21,6 +21,8 @@ struct attn_swap_buffers {
 struct attn_swap_io {
     // As attn_swap_describe names it.
     const char *name;
+    // Reads that are under way at a time at most; 0: as many as there are buffers.
+    int32_t max_reads;
     // Opens what is there, or with `create` makes a file that was not. Locks it: -EWOULDBLOCK if it
     // is open elsewhere. Folders are -EISDIR.
     int (*open)(struct attn_swap_file **file, const char *path, bool create);
@@ -46,9 +48,10 @@ struct attn_swap_io {
 };
 
 extern const struct attn_swap_io attn_swap_io_threads;
-extern const struct attn_swap_io attn_swap_io_uring;
-// Whether the kernel lets this process use it; asked once.
-bool attn_swap_uring_works(void);
+// io_uring, by liburing. NULL where it can't be used, and in *reason why; found out once.
+const struct attn_swap_io *attn_swap_io_uring(const char **reason);
+// io_uring where it can be used, else threads.
+const struct attn_swap_io *attn_swap_io_best(void);
 
 // ---- what both share
 

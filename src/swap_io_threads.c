@@ -151,6 +151,7 @@ static int64_t wait_for(struct attn_swap_file *const file, const int32_t buffer,
 
 const struct attn_swap_io attn_swap_io_threads = {
     .name = "threads",
+    .max_reads = MAX_THREADS,
     ATTN_SWAP_POSIX_CALLS,
     .close = close_file,
     .start = start,

@@ -1,47 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Reads by io_uring. The few calls of it that are needed are the kernel's own, so that the library
-// depends on no other; where headers, kernel or a security policy lack them, threads read.
+// Reads by io_uring, through liburing. It is opened at run time, as the driver is: nothing links it.
+// Where it, or the kernel's part of it, is missing or refused, threads read.
+//
+// Of its header's inline functions only those are used that touch nothing but an entry, or what
+// every liburing.so.2 has in the same place: the library that is found need not be the header's.
 #include "swap_io.h"
 
+#ifdef ATTN_LIBURING
+
+#include <dlfcn.h>
 #include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-#if defined(__has_include)
-#if __has_include(<linux/io_uring.h>)
-#define HAVE_URING 1
-#endif
-#endif
-
-#ifdef HAVE_URING
-
-#include <linux/io_uring.h>
+#include <liburing.h>
 #include <pthread.h>
-#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 
-// Not in every libc: the same number on all machines.
-enum {
-    URING_SETUP = 425,
-    URING_ENTER = 426,
-    URING_REGISTER = 427,
+// X(member, symbol, type of the result, parameters).
+#define URING_CALLS(X) \
+    X(queue_init, "io_uring_queue_init", int, (unsigned, struct io_uring *, unsigned) ) \
+    X(queue_exit, "io_uring_queue_exit", void, (struct io_uring *) ) \
+    X(register_buffers, "io_uring_register_buffers", int, \
+      (struct io_uring *, const struct iovec *, unsigned) ) \
+    X(get_sqe, "io_uring_get_sqe", struct io_uring_sqe *, (struct io_uring *) ) \
+    X(submit, "io_uring_submit", int, (struct io_uring *) ) \
+    X(wait_cqes, "io_uring_wait_cqes", int, \
+      (struct io_uring *, struct io_uring_cqe **, unsigned, struct __kernel_timespec *, \
+       sigset_t *) ) \
+    X(peek_batch_cqe, "io_uring_peek_batch_cqe", unsigned, \
+      (struct io_uring *, struct io_uring_cqe **, unsigned) )
+
+struct uring_library {
+#define CALL_MEMBER(member, symbol, result, parameters) result(*member) parameters;
+    URING_CALLS(CALL_MEMBER)
+#undef CALL_MEMBER
 };
 
-// What the kernel shares: the ring of submissions, that of completions, and submissions themselves.
-struct ring {
-    void *memory;
-    size_t bytes;
-};
+// User data of an entry that reads nothing.
+#define NO_BUFFER UINT64_MAX
+// Completions that are taken at a time.
+#define BATCH 16
 
 struct attn_swap_queue {
-    int fd;
-    struct ring submissions, completions, entries;
-    _Atomic uint32_t *sub_tail, *com_head, *com_tail;
-    uint32_t *sub_slots, sub_mask, com_mask;
-    const struct io_uring_cqe *cqes;
+    struct io_uring ring;
     // Reads that the kernel has, and that have not come back.
     int32_t in_flight;
     bool registered;
@@ -51,106 +52,122 @@ struct attn_swap_queue {
     bool *done;
 };
 
-static int setup(const unsigned entries, struct io_uring_params *const params)
-{
-    memset(params, 0, sizeof(*params));
-    const long fd = syscall(URING_SETUP, entries, params);
-    return fd < 0 ? -errno : (int) fd;
-}
+// ---- the library
 
+static struct uring_library uring;
 static bool uring_works;
+static char uring_reason[256];
 static pthread_once_t uring_once = PTHREAD_ONCE_INIT;
+
+static bool load_library(void)
+{
+    static const struct {
+        const char *symbol;
+        size_t offset;
+    } calls[] = {
+#define CALL_ENTRY(member, symbol, result, parameters) \
+    { symbol, offsetof(struct uring_library, member) },
+        URING_CALLS(CALL_ENTRY)
+#undef CALL_ENTRY
+    };
+    // Never closed: files may be open with it until the end.
+    void *const library = dlopen("liburing.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *const why = dlerror();
+        snprintf(uring_reason, sizeof(uring_reason), "liburing.so.2 cannot be opened (%s)",
+                 why ? why : "unknown reason");
+        return false;
+    }
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        void *const call = dlsym(library, calls[i].symbol);
+        if (!call) {
+            snprintf(uring_reason, sizeof(uring_reason), "liburing.so.2 has no %s",
+                     calls[i].symbol);
+            return false;
+        }
+        memcpy((char *) &uring + calls[i].offset, &call, sizeof(call));
+    }
+    return true;
+}
 
 static void try_uring(void)
 {
-    struct io_uring_params params;
-    const int fd = setup(1, &params);
-    uring_works = fd >= 0;
-    if (fd >= 0) close(fd);
+    struct io_uring ring;
+    if (!load_library()) return;
+    const int error = uring.queue_init(1, &ring, 0);
+    if (error)
+        snprintf(uring_reason, sizeof(uring_reason),
+                 "the kernel does not let this process use io_uring: %s (errno %d)",
+                 strerror(-error), -error);
+    else
+        uring.queue_exit(&ring);
+    uring_works = !error;
 }
 
-bool attn_swap_uring_works(void)
+// ---- a queue
+
+static bool is_busy(const int error)
 {
-    pthread_once(&uring_once, try_uring);
-    return uring_works;
+    return error == -EAGAIN || error == -EBUSY;
 }
 
-static int map(struct ring *const ring, const int fd, const size_t bytes, const int64_t offset)
+static void take_completions(struct attn_swap_queue *const queue)
 {
-    void *const memory =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, offset);
-    if (memory == MAP_FAILED) return -errno;
-    *ring = (struct ring){ memory, bytes };
-    return 0;
+    struct io_uring_cqe *found[BATCH];
+    unsigned count;
+    while ((count = uring.peek_batch_cqe(&queue->ring, found, BATCH)) > 0) {
+        for (unsigned i = 0; i < count; i++) {
+            const uint64_t buffer = found[i]->user_data;
+            if (buffer == NO_BUFFER) continue;
+            queue->results[buffer] = found[i]->res;
+            queue->done[buffer] = true;
+            queue->in_flight--;
+        }
+        io_uring_cq_advance(&queue->ring, count);
+    }
 }
 
-static void unmap(const struct ring *const ring)
+static int wait_for_any(struct attn_swap_queue *const queue)
 {
-    if (ring->memory) munmap(ring->memory, ring->bytes);
+    struct io_uring_cqe *first;
+    int error;
+    do {
+        error = uring.wait_cqes(&queue->ring, &first, 1, NULL, NULL);
+    } while (error == -EINTR);
+    if (!error) take_completions(queue);
+    return error;
 }
 
-static int map_rings(struct attn_swap_queue *const queue, const struct io_uring_params *const p)
+// Hands the kernel what is in the ring. Where it has no room, a read that it has may give some back.
+static int push(struct attn_swap_queue *const queue)
 {
-    int result = map(&queue->submissions, queue->fd,
-                     p->sq_off.array + p->sq_entries * sizeof(uint32_t), IORING_OFF_SQ_RING);
-    if (!result)
-        result =
-            map(&queue->completions, queue->fd,
-                p->cq_off.cqes + p->cq_entries * sizeof(struct io_uring_cqe), IORING_OFF_CQ_RING);
-    if (!result)
-        result = map(&queue->entries, queue->fd, p->sq_entries * sizeof(struct io_uring_sqe),
-                     IORING_OFF_SQES);
-    if (result) return result;
-    char *const submissions = queue->submissions.memory, *const completions =
-                                                             queue->completions.memory;
-    queue->sub_tail = (void *) (submissions + p->sq_off.tail);
-    queue->sub_slots = (void *) (submissions + p->sq_off.array);
-    queue->sub_mask = *(uint32_t *) (void *) (submissions + p->sq_off.ring_mask);
-    queue->com_head = (void *) (completions + p->cq_off.head);
-    queue->com_tail = (void *) (completions + p->cq_off.tail);
-    queue->com_mask = *(uint32_t *) (void *) (completions + p->cq_off.ring_mask);
-    queue->cqes = (void *) (completions + p->cq_off.cqes);
+    while (io_uring_sq_ready(&queue->ring) > 0) {
+        const int taken = uring.submit(&queue->ring);
+        if (taken > 0 || taken == -EINTR) continue;
+        if (taken < 0 && !is_busy(taken)) return taken;
+        const int error = queue->in_flight > 0 ? wait_for_any(queue) : -EAGAIN;
+        if (error) return error;
+    }
     return 0;
 }
 
 static void free_queue(struct attn_swap_queue *const queue)
 {
     if (!queue) return;
-    unmap(&queue->submissions);
-    unmap(&queue->completions);
-    unmap(&queue->entries);
-    if (queue->fd >= 0) close(queue->fd);
     free(queue->vectors);
     free(queue->results);
     free(queue->done);
     free(queue);
 }
 
-// Takes what has come back; with `least`, waits for so many reads.
-static int reap(struct attn_swap_queue *const queue, const unsigned least)
-{
-    while (least) {
-        if (syscall(URING_ENTER, queue->fd, 0, least, IORING_ENTER_GETEVENTS, NULL, 0) >= 0) break;
-        if (errno != EINTR) return -errno;
-    }
-    uint32_t head = atomic_load_explicit(queue->com_head, memory_order_relaxed);
-    const uint32_t tail = atomic_load_explicit(queue->com_tail, memory_order_acquire);
-    for (; head != tail; head++) {
-        const struct io_uring_cqe *const cqe = &queue->cqes[head & queue->com_mask];
-        queue->results[cqe->user_data] = cqe->res;
-        queue->done[cqe->user_data] = true;
-        queue->in_flight--;
-    }
-    atomic_store_explicit(queue->com_head, head, memory_order_release);
-    return 0;
-}
-
 static void close_file(struct attn_swap_file *const file)
 {
+    struct attn_swap_queue *const queue = file->queue;
     // The kernel must not write to the buffers any more.
-    while (file->queue && file->queue->in_flight > 0)
-        if (reap(file->queue, 1)) break;
-    free_queue(file->queue);
+    while (queue && queue->in_flight > 0)
+        if (wait_for_any(queue)) break;
+    if (queue) uring.queue_exit(&queue->ring);
+    free_queue(queue);
     attn_swap_posix_close(file);
     free(file);
 }
@@ -159,138 +176,76 @@ static int start(struct attn_swap_file *const file, const struct attn_swap_buffe
                  bool *const direct)
 {
     const size_t count = (size_t) buffers->count;
-    struct io_uring_params params;
     struct attn_swap_queue *const queue = calloc(1, sizeof(*queue));
     attn_swap_posix_start(file, buffers, direct);
     if (!queue) return -ENOMEM;
     queue->vectors = calloc(count, sizeof(*queue->vectors));
     queue->results = calloc(count, sizeof(*queue->results));
     queue->done = calloc(count, sizeof(*queue->done));
-    queue->fd = setup((unsigned) count, &params);
-    int result = queue->fd < 0 ? queue->fd : 0;
-    if (!queue->vectors || !queue->results || !queue->done) result = -ENOMEM;
-    if (!result) result = map_rings(queue, &params);
-    if (result) {
+    int error = -ENOMEM;
+    if (queue->vectors && queue->results && queue->done)
+        error = uring.queue_init((unsigned) count, &queue->ring, 0);
+    if (error) {
         free_queue(queue);
-        return result;
+        return error;
     }
     for (size_t i = 0; i < count; i++)
         queue->vectors[i] = (struct iovec){ buffers->memory + (int64_t) i * buffers->bytes,
                                             (size_t) buffers->bytes };
     // More than the limit of locked memory: then without.
-    queue->registered = syscall(URING_REGISTER, queue->fd, IORING_REGISTER_BUFFERS, queue->vectors,
-                                (unsigned) count) == 0;
+    queue->registered = uring.register_buffers(&queue->ring, queue->vectors, (unsigned) count) == 0;
     file->queue = queue;
     return 0;
 }
 
-static void fill_entry(const struct attn_swap_file *const file, struct io_uring_sqe *const sqe,
+static void fill_entry(const struct attn_swap_file *const file, struct io_uring_sqe *const entry,
                        const int32_t buffer, const int64_t bytes, const int64_t offset)
 {
     struct iovec *const vector = &file->queue->vectors[buffer];
-    memset(sqe, 0, sizeof(*sqe));
-    sqe->fd = file->direct_fd >= 0 ? file->direct_fd : file->fd;
-    sqe->off = (uint64_t) offset;
-    sqe->user_data = (uint64_t) buffer;
+    const int fd = file->direct_fd >= 0 ? file->direct_fd : file->fd;
     vector->iov_len = (size_t) bytes;
-    if (file->queue->registered) {
-        sqe->opcode = IORING_OP_READ_FIXED;
-        sqe->addr = (uint64_t) (uintptr_t) vector->iov_base;
-        sqe->len = (uint32_t) bytes;
-        sqe->buf_index = (uint16_t) buffer;
-    } else {
-        sqe->opcode = IORING_OP_READV;
-        sqe->addr = (uint64_t) (uintptr_t) vector;
-        sqe->len = 1;
-    }
+    if (file->queue->registered)
+        io_uring_prep_read_fixed(entry, fd, vector->iov_base, (unsigned) bytes, (uint64_t) offset,
+                                 buffer);
+    else
+        io_uring_prep_readv(entry, fd, vector, 1, (uint64_t) offset);
+    entry->user_data = (uint64_t) buffer;
 }
 
-static bool is_busy(const int error)
-{
-    return error == EAGAIN || error == EBUSY;
-}
-
-// The kernel has no room for another read: one of those that it has may give some back. False: it
-// has none.
-static bool make_room(struct attn_swap_queue *const queue)
-{
-    return queue->in_flight > 0 && reap(queue, 1) == 0;
-}
-
-// There is room: a buffer has one read at a time, and the ring an entry for each.
+// A buffer has one read at a time, and the ring an entry for each.
 static int submit(struct attn_swap_file *const file, const int32_t buffer, const int64_t bytes,
                   const int64_t offset)
 {
     struct attn_swap_queue *const queue = file->queue;
-    const uint32_t tail = atomic_load_explicit(queue->sub_tail, memory_order_relaxed);
-    const uint32_t slot = tail & queue->sub_mask;
-    fill_entry(file, (struct io_uring_sqe *) queue->entries.memory + slot, buffer, bytes, offset);
-    queue->sub_slots[slot] = slot;
+    struct io_uring_sqe *entry = uring.get_sqe(&queue->ring);
+    // Full of what was refused before.
+    if (!entry && push(queue) == 0) entry = uring.get_sqe(&queue->ring);
+    if (!entry) return -EBUSY;
+    fill_entry(file, entry, buffer, bytes, offset);
     queue->done[buffer] = false;
-    atomic_store_explicit(queue->sub_tail, tail + 1, memory_order_release);
-    long taken;
-    do {
-        taken = syscall(URING_ENTER, queue->fd, 1, 0, 0, NULL, 0);
-    } while (taken < 0 && (errno == EINTR || (is_busy(errno) && make_room(queue))));
-    if (taken == 1) {
+    const int error = push(queue);
+    if (!error) {
         queue->in_flight++;
         return 0;
     }
-    // Not taken: it is not to be taken with the next one.
-    const int result = taken < 0 ? -errno : -EAGAIN;
-    atomic_store_explicit(queue->sub_tail, tail, memory_order_release);
-    return result;
+    // Not taken: nor is the read to be taken with the next one.
+    io_uring_prep_nop(entry);
+    entry->user_data = NO_BUFFER;
+    return error;
 }
 
 static int64_t wait_for(struct attn_swap_file *const file, const int32_t buffer,
                         bool *const stalled)
 {
     struct attn_swap_queue *const queue = file->queue;
-    int result = reap(queue, 0);
+    int error = 0;
+    take_completions(queue);
     *stalled = !queue->done[buffer];
-    while (!result && !queue->done[buffer]) result = reap(queue, 1);
-    return result ? result : queue->results[buffer];
+    while (!error && !queue->done[buffer]) error = wait_for_any(queue);
+    return error ? error : queue->results[buffer];
 }
 
-#else
-
-bool attn_swap_uring_works(void)
-{
-    return false;
-}
-
-static void close_file(struct attn_swap_file *const file)
-{
-    attn_swap_posix_close(file);
-    free(file);
-}
-
-static int start(struct attn_swap_file *const file, const struct attn_swap_buffers *const buffers,
-                 bool *const direct)
-{
-    (void) file, (void) buffers;
-    *direct = false;
-    return -ENOSYS;
-}
-
-static int submit(struct attn_swap_file *const file, const int32_t buffer, const int64_t bytes,
-                  const int64_t offset)
-{
-    (void) file, (void) buffer, (void) bytes, (void) offset;
-    return -ENOSYS;
-}
-
-static int64_t wait_for(struct attn_swap_file *const file, const int32_t buffer,
-                        bool *const stalled)
-{
-    (void) file, (void) buffer;
-    *stalled = false;
-    return -ENOSYS;
-}
-
-#endif
-
-const struct attn_swap_io attn_swap_io_uring = {
+static const struct attn_swap_io table = {
     .name = "io_uring",
     ATTN_SWAP_POSIX_CALLS,
     .close = close_file,
@@ -298,3 +253,20 @@ const struct attn_swap_io attn_swap_io_uring = {
     .submit = submit,
     .wait = wait_for,
 };
+
+const struct attn_swap_io *attn_swap_io_uring(const char **const reason)
+{
+    pthread_once(&uring_once, try_uring);
+    *reason = uring_reason;
+    return uring_works ? &table : NULL;
+}
+
+#else
+
+const struct attn_swap_io *attn_swap_io_uring(const char **const reason)
+{
+    *reason = "this library was built without liburing";
+    return NULL;
+}
+
+#endif

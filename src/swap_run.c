@@ -210,6 +210,8 @@ static enum attn_status plan_tile(struct attn_swap *const swap,
     plane->num_wanted = 0;
     list_blocks(swap, tile, params);
     assign_slots(swap, tile);
+    attn_swap_trace_begin(&swap->trace, tile, params->layer,
+                          plane->num_wanted * swap->info.block_bytes);
     swap->planned = tile;
     return ATTN_OK;
 }
@@ -220,6 +222,15 @@ static bool is_listed(const struct attn_swap *const swap,
     for (int32_t s = 0; s < params->num_seqs; s++)
         if (swap->done[s] < count_blocks(swap, params->seq_lens[s])) return false;
     return true;
+}
+
+// ---- times
+
+static enum attn_status mark(struct attn_swap *const swap, const uint64_t tile,
+                             const enum attn_swap_mark what, const attn_stream stream)
+{
+    return check_result(swap, attn_swap_trace_mark(&swap->trace, &swap->on, tile, what, stream),
+                        "a tile's times cannot be taken");
 }
 
 // ---- where blocks are and go to
@@ -245,6 +256,8 @@ static enum attn_status copy_blocks(struct attn_swap *const swap, const uint64_t
 {
     const struct attn_swap_plane *const plane = plane_of(swap, tile);
     struct attn_swap_copies *const copies = &swap->copies;
+    const enum attn_status status = mark(swap, tile, ATTN_SWAP_COPY_START, swap->on.copies);
+    if (status != ATTN_OK) return status;
     copies->count = 0;
     for (int32_t i = 0, adjacent; i < plane->num_wanted; i += adjacent) {
         const unsigned char *const from =
@@ -299,6 +312,7 @@ static enum attn_status submit_read(struct attn_swap *const swap,
     const int error = swap->store.io->submit(swap->store.file, buffer, read->bytes, read->offset);
     if (error)
         return attn_swap_store_fail(&swap->store, "reading", read->bytes, read->offset, error);
+    attn_swap_trace_submit(&swap->trace, staging->tile);
     staging->reads[buffer] = *read;
     staging->submitted++;
     return ATTN_OK;
@@ -339,8 +353,8 @@ static enum attn_status finish_read(struct attn_swap *const swap,
     return ATTN_OK;
 }
 
-// The oldest read: waits for it, and enqueues its copy.
-static enum attn_status use_read(struct attn_swap *const swap)
+// The oldest read, which is one of the tile's: waits for it, and enqueues its copy.
+static enum attn_status use_read(struct attn_swap *const swap, const uint64_t tile)
 {
     struct attn_swap_staging *const staging = &swap->staging;
     const int32_t buffer = buffer_of(staging, staging->used);
@@ -350,7 +364,9 @@ static enum attn_status use_read(struct attn_swap *const swap)
     const int64_t got = swap->store.io->wait(swap->store.file, buffer, &stalled);
     staging->used++;
     swap->stats.stalls += stalled;
-    const enum attn_status status = finish_read(swap, read, memory, got);
+    enum attn_status status = finish_read(swap, read, memory, got);
+    attn_swap_trace_wait(&swap->trace, tile);
+    if (status == ATTN_OK) status = mark(swap, tile, ATTN_SWAP_COPY_START, swap->on.copies);
     if (status != ATTN_OK) return status;
     attn_cu_result result = attn_swap_copy(&swap->on, read->to, memory, (size_t) read->bytes);
     if (result == ATTN_CU_SUCCESS)
@@ -367,7 +383,7 @@ static enum attn_status read_blocks(struct attn_swap *const swap, const uint64_t
     const struct attn_swap_plane *const plane = plane_of(swap, tile);
     enum attn_status status = submit_reads(swap);
     while (status == ATTN_OK && (staging->tile <= tile || staging->used < plane->end_read)) {
-        status = use_read(swap);
+        status = use_read(swap, tile);
         if (status == ATTN_OK) status = submit_reads(swap);
     }
     return status;
@@ -434,12 +450,16 @@ static enum attn_status enqueue_tile(struct attn_swap *const swap,
         check_result(swap, attn_swap_event_wait(on, plane->computed, on->copies), order);
     if (status == ATTN_OK)
         status = swap->store.file ? read_blocks(swap, tile) : copy_blocks(swap, tile);
+    if (status == ATTN_OK) status = mark(swap, tile, ATTN_SWAP_COPY_START, on->copies);
     if (status == ATTN_OK) status = upload_table(swap, plane);
+    if (status == ATTN_OK) status = mark(swap, tile, ATTN_SWAP_COPY_END, on->copies);
     if (status != ATTN_OK) return status;
     attn_cu_result result = attn_swap_event_record(on, plane->copied, on->copies);
     if (result == ATTN_CU_SUCCESS) result = attn_swap_event_wait(on, plane->copied, stream);
     status = check_result(swap, result, order);
+    if (status == ATTN_OK) status = mark(swap, tile, ATTN_SWAP_COMPUTE_START, stream);
     if (status == ATTN_OK) status = compute_tile(swap, params, plane, stream);
+    if (status == ATTN_OK) status = mark(swap, tile, ATTN_SWAP_COMPUTE_END, stream);
     if (status == ATTN_OK)
         status = check_result(swap, attn_swap_event_record(on, plane->computed, stream), order);
     if (status != ATTN_OK) return status;
@@ -485,6 +505,9 @@ enum attn_status attn_swap_run(struct attn_swap *const swap,
     swap->copying = true;
     enum attn_status status =
         check_result(swap, attn_swap_event_wait(&swap->on, swap->last, stream), order);
+    if (status == ATTN_OK)
+        status = check_result(swap, attn_swap_trace_start(&swap->trace, &swap->on),
+                              "the time cannot be taken");
     if (status == ATTN_OK)
         status = swap->compute->begin_step(swap->tiled, params->num_seqs, stream);
     if (status == ATTN_OK) status = run_tiles(swap, params, stream);

@@ -340,7 +340,7 @@ enum attn_status attn_swap_store_open_file(struct attn_swap_store *const store,
 {
     const bool is_given = io != NULL;
     bool is_new = mode == ATTN_SWAP_CREATE;
-    if (!io) io = attn_swap_uring_works() ? &attn_swap_io_uring : &attn_swap_io_threads;
+    if (!io) io = attn_swap_io_best();
     store->io = io;
     store->layout = attn_swap_layout_of(&store->dims, true);
     enum attn_status status = allocate_index(store, path);

@@ -129,6 +129,31 @@ static enum attn_status check_served(const struct attn_device *const device,
                      "head_dim is %d: tiled decode serves 64, 128 and 256", head_dim);
 }
 
+// What serves it on a GPU; on the host nothing has to be found.
+static enum attn_status find_gpu(const struct attn_device *const device,
+                                 const struct attn_tiled_dims *const dims,
+                                 struct attn_tiled_gpu *const gpu)
+{
+    const enum attn_status status = check_served(device, dims);
+    if (status != ATTN_OK || device->info.kind == ATTN_DEVICE_HOST) return status;
+    return attn_tiled_gpu_find(gpu, device, dims);
+}
+
+int64_t attn_tiled_workspace_bytes(const struct attn_device *const device,
+                                   const struct attn_tiled_dims *const dims)
+{
+    struct attn_tiled_dims own;
+    struct attn_tiled_gpu gpu = { .partials_bytes = 0 };
+    attn_error_clear();
+    if (!device) {
+        attn_fail(NULL, NULL, ATTN_ERROR_INVALID, "device is NULL");
+        return -1;
+    }
+    enum attn_status status = copy_dims(device, dims, &own);
+    if (status == ATTN_OK) status = find_gpu(device, &own, &gpu);
+    return status == ATTN_OK ? gpu.partials_bytes : -1;
+}
+
 static enum attn_status read_create(const struct attn_device *const device,
                                     const struct attn_tiled_create_params *const params,
                                     struct attn_tiled *const made)
@@ -138,10 +163,13 @@ static enum attn_status read_create(const struct attn_device *const device,
         attn_params_copy(device->log, device->log_user, "params", &own, sizeof(own), params);
     if (status == ATTN_OK) status = copy_dims(device, own.dims, &made->dims);
     if (status != ATTN_OK) return status;
-    made->state = (struct attn_tiled_state){ own.m, own.l, own.o };
+    made->state =
+        (struct attn_tiled_state){ own.m, own.l, own.o, own.workspace, own.workspace_bytes };
     made->owns_state = is_on_host(made) && !own.m && !own.l && !own.o;
     status = attn_tiled_check_state(device, &made->dims, &made->state);
-    return status == ATTN_OK ? check_served(device, &made->dims) : status;
+    if (status == ATTN_OK) status = find_gpu(device, &made->dims, &made->gpu);
+    if (status != ATTN_OK) return status;
+    return attn_tiled_check_workspace(device, &made->dims, &made->state, made->gpu.partials_bytes);
 }
 
 // NULL if there is no memory; `bytes` is positive.
@@ -159,7 +187,9 @@ static enum attn_status allocate_state(struct attn_tiled *const made)
     const int64_t rows = count_rows(&made->dims) * (int64_t) sizeof(float);
     const int64_t o = rows * made->dims.head_dim;
     if (!made->owns_state) return ATTN_OK;
-    made->state = (struct attn_tiled_state){ allocate(rows), allocate(rows), allocate(o) };
+    made->state.m = allocate(rows);
+    made->state.l = allocate(rows);
+    made->state.o = allocate(o);
     if (made->state.m && made->state.l && made->state.o) {
         attn_reference_tiled_begin(&made->dims, &made->state, made->dims.max_seqs);
         return ATTN_OK;
@@ -187,8 +217,8 @@ enum attn_status attn_tiled_create(struct attn_tiled **const tiled,
         return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                          "out of memory: a tiled state needs %zu bytes", sizeof(*made));
     *made = read;
-    status = is_on_host(made) ? allocate_state(made)
-                              : attn_tiled_gpu_open(&made->gpu, device, &made->dims, &made->state);
+    status =
+        is_on_host(made) ? allocate_state(made) : attn_tiled_gpu_open(&made->gpu, &made->state);
     if (status == ATTN_OK)
         *tiled = made;
     else
@@ -271,4 +301,29 @@ enum attn_status attn_tiled_finalize(struct attn_tiled *const tiled,
     if (!is_on_host(tiled)) return attn_tiled_gpu_finalize(&tiled->gpu, &own, stream);
     attn_reference_tiled_finalize(&tiled->dims, &tiled->state, &own);
     return ATTN_OK;
+}
+
+// ---- a plan
+
+enum attn_status attn_tiled_plan(const struct attn_device *const device,
+                                 const struct attn_tiled_dims *const dims, const int32_t num_seqs,
+                                 struct attn_tiled_plan *const plan)
+{
+    struct attn_tiled_dims own;
+    struct attn_tiled_gpu gpu;
+    struct attn_tiled_plan full = { .size = (uint32_t) sizeof(full), .kernel = "host executor" };
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
+    REQUIRE(plan, "plan is NULL");
+    enum attn_status status = copy_dims(device, dims, &own);
+    if (status == ATTN_OK) status = attn_tiled_check_num_seqs(device, &own, num_seqs);
+    if (status == ATTN_OK) status = find_gpu(device, &own, &gpu);
+    if (status != ATTN_OK) return status;
+    if (device->info.kind != ATTN_DEVICE_HOST) attn_tiled_gpu_plan(&gpu, num_seqs, &full);
+    const double rows = (double) num_seqs * own.num_q_heads, dim = own.head_dim;
+    const double keys = (double) num_seqs * own.tile_capacity * own.block_size;
+    full.kv_bytes = 2 * keys * own.num_kv_heads * dim * ELEMENT_BYTES;
+    full.other_bytes = rows * (dim * ELEMENT_BYTES + 2 * (dim + 2) * sizeof(float));
+    full.flops = 4 * dim * own.num_q_heads * keys;
+    return attn_result_copy(device->log, device->log_user, "plan", plan, &full, sizeof(full));
 }

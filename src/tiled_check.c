@@ -85,26 +85,31 @@ enum attn_status attn_tiled_check_dims(const struct attn_device *const device,
 
 // ---- buffers
 
+// m, l and o; with the workspace.
 enum {
-    STATE_BUFFERS = 3
+    STATE_BUFFERS = 3,
+    ALL_BUFFERS,
 };
 
 static void list_state(const struct attn_tiled_dims *const dims,
                        const struct attn_tiled_state *const state,
-                       struct attn_buffer buffers[STATE_BUFFERS])
+                       struct attn_buffer buffers[ALL_BUFFERS])
 {
     const int64_t rows = (int64_t) dims->max_seqs * dims->num_q_heads * WORD_BYTES;
     const int64_t o = rows * dims->head_dim;
     buffers[0] = (struct attn_buffer){ "m", state->m, rows, ROW_ALIGNMENT, true, true };
     buffers[1] = (struct attn_buffer){ "l", state->l, rows, ROW_ALIGNMENT, true, true };
     buffers[2] = (struct attn_buffer){ "o", state->o, o, ROW_ALIGNMENT, true, true };
+    buffers[3] = (struct attn_buffer){
+        "workspace", state->workspace, state->workspace_bytes, ROW_ALIGNMENT, false, true,
+    };
 }
 
 enum attn_status attn_tiled_check_state(const struct attn_device *const device,
                                         const struct attn_tiled_dims *const dims,
                                         const struct attn_tiled_state *const state)
 {
-    struct attn_buffer buffers[STATE_BUFFERS];
+    struct attn_buffer buffers[ALL_BUFFERS];
     if (!state->m && !state->l && !state->o) return ATTN_OK;
     list_state(dims, state, buffers);
     for (int i = 0; i < STATE_BUFFERS; i++)
@@ -112,6 +117,24 @@ enum attn_status attn_tiled_check_state(const struct attn_device *const device,
                 "%s is NULL, and not all of m, l and o are: the caller gives all three or none",
                 buffers[i].name);
     return attn_buffers_check(device, buffers, STATE_BUFFERS);
+}
+
+enum attn_status attn_tiled_check_workspace(const struct attn_device *const device,
+                                            const struct attn_tiled_dims *const dims,
+                                            const struct attn_tiled_state *const state,
+                                            const int64_t wanted)
+{
+    struct attn_buffer buffers[ALL_BUFFERS];
+    REQUIRE(state->workspace || state->workspace_bytes == 0,
+            "workspace is NULL, but workspace_bytes is %lld", (long long) state->workspace_bytes);
+    REQUIRE(!state->workspace || state->workspace_bytes >= wanted,
+            "workspace_bytes is %lld: these dims want %lld on this device, as "
+            "attn_tiled_workspace_bytes says",
+            (long long) state->workspace_bytes, (long long) wanted);
+    list_state(dims, state, buffers);
+    // Without m, l and o of the caller there is nothing that it could overlap.
+    return state->m ? attn_buffers_check(device, buffers, ALL_BUFFERS)
+                    : attn_buffers_check(device, &buffers[STATE_BUFFERS], 1);
 }
 
 enum attn_status attn_tiled_check_num_seqs(const struct attn_device *const device,
@@ -168,7 +191,7 @@ static enum attn_status check_step_buffers(const struct attn_device *const devic
     const int64_t q = seqs * dims->num_q_heads * dims->head_dim * ELEMENT_BYTES;
     const int64_t pool = count_pool_bytes(dims, params);
     struct attn_buffer buffers[] = {
-        [STATE_BUFFERS] = { "q", params->q, q, ROW_ALIGNMENT, true, false },
+        [ALL_BUFFERS] = { "q", params->q, q, ROW_ALIGNMENT, true, false },
         { "k_pool", params->k_pool, pool, ROW_ALIGNMENT, true, false },
         { "v_pool", params->v_pool, pool, ROW_ALIGNMENT, true, false },
         { "tile_blocks", params->tile_blocks, seqs * dims->tile_capacity * word, sizeof(int32_t),
@@ -210,7 +233,7 @@ enum attn_status attn_tiled_check_finalize(const struct attn_device *const devic
     const int64_t rows = (int64_t) params->num_seqs * dims->num_q_heads;
     const int64_t output = rows * dims->head_dim * ELEMENT_BYTES;
     struct attn_buffer buffers[] = {
-        [STATE_BUFFERS] = { "output", params->output, output, ROW_ALIGNMENT, true, true },
+        [ALL_BUFFERS] = { "output", params->output, output, ROW_ALIGNMENT, true, true },
         { "lse", params->lse, rows * WORD_BYTES, sizeof(float), false, true },
     };
     list_state(dims, state, buffers);

@@ -14,6 +14,11 @@ enum attn_status attn_tiled_check_state(const struct attn_device *device,
                                         const struct attn_tiled_dims *dims,
                                         const struct attn_tiled_state *state);
 
+// The workspace of a state whose calls want so many bytes.
+enum attn_status attn_tiled_check_workspace(const struct attn_device *device,
+                                            const struct attn_tiled_dims *dims,
+                                            const struct attn_tiled_state *state, int64_t wanted);
+
 enum attn_status attn_tiled_check_num_seqs(const struct attn_device *device,
                                            const struct attn_tiled_dims *dims, int32_t num_seqs);
 

@@ -159,28 +159,44 @@ static enum attn_status allocate_state(struct attn_tiled_gpu *const gpu)
     const enum attn_status status = allocate(gpu, 2 * m + o, "a tiled state", &gpu->owned_state);
     if (status != ATTN_OK) return status;
     unsigned char *const start = (unsigned char *) (uintptr_t) gpu->owned_state;
-    gpu->state = (struct attn_tiled_state){ (float *) start, (float *) (start + m),
-                                            (float *) (start + 2 * m) };
+    gpu->state.m = (float *) start;
+    gpu->state.l = (float *) (start + m);
+    gpu->state.o = (float *) (start + 2 * m);
     return ATTN_OK;
 }
 
-enum attn_status attn_tiled_gpu_open(struct attn_tiled_gpu *const gpu,
-                                     const struct attn_device *const device,
-                                     const struct attn_tiled_dims *const dims,
-                                     struct attn_tiled_state *const state)
+static enum attn_status allocate_partials(struct attn_tiled_gpu *const gpu)
 {
-    *gpu = (struct attn_tiled_gpu){ .device = device, .dims = *dims, .state = *state };
+    gpu->partials = gpu->state.workspace;
+    if (gpu->partials || !gpu->partials_bytes) return ATTN_OK;
+    const enum attn_status status =
+        allocate(gpu, gpu->partials_bytes, "partials of tiles", &gpu->owned_partials);
+    gpu->partials = (float *) (uintptr_t) gpu->owned_partials;
+    return status;
+}
+
+enum attn_status attn_tiled_gpu_find(struct attn_tiled_gpu *const gpu,
+                                     const struct attn_device *const device,
+                                     const struct attn_tiled_dims *const dims)
+{
+    *gpu = (struct attn_tiled_gpu){ .device = device, .dims = *dims };
     enum attn_status status = find_row(gpu);
     if (status == ATTN_OK) status = check_lanes(gpu);
-    if (status != ATTN_OK) return status;
+    if (status == ATTN_OK) gpu->partials_bytes = find_partials_bytes(gpu);
+    return status;
+}
+
+enum attn_status attn_tiled_gpu_open(struct attn_tiled_gpu *const gpu,
+                                     struct attn_tiled_state *const state)
+{
+    const struct attn_device *const device = gpu->device;
     if (device->info.kind == ATTN_DEVICE_TARGET)
         return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_DEVICE,
                          "the device is the target %s without a GPU: it has no memory for a state",
                          device->info.target);
-    gpu->partials_bytes = find_partials_bytes(gpu);
-    status = allocate_state(gpu);
-    if (status == ATTN_OK && gpu->partials_bytes)
-        status = allocate(gpu, gpu->partials_bytes, "partials of tiles", &gpu->owned_partials);
+    gpu->state = *state;
+    enum attn_status status = allocate_state(gpu);
+    if (status == ATTN_OK) status = allocate_partials(gpu);
     if (status != ATTN_OK) attn_tiled_gpu_close(gpu);
     *state = gpu->state;
     return status;
@@ -200,6 +216,26 @@ void attn_tiled_gpu_close(struct attn_tiled_gpu *const gpu)
 }
 
 // ---- launches
+
+// Of the launch that leaves partials of so many units of each lane.
+static int64_t count_partial_blocks(const int64_t range, const int64_t lanes)
+{
+    return range / ATTN_TILED_CHUNK * lanes;
+}
+
+void attn_tiled_gpu_plan(const struct attn_tiled_gpu *const gpu, const int32_t num_seqs,
+                         struct attn_tiled_plan *const plan)
+{
+    const int64_t lanes = count_lanes(&gpu->dims, num_seqs);
+    const int64_t range = lanes > 0 ? find_range(gpu, lanes) : 0;
+    plan->kernel = gpu->row->name;
+    plan->workspace_bytes = gpu->partials_bytes;
+    if (lanes == 0) return;
+    plan->turns = range > 0 ? (int32_t) divide_up(count_units(&gpu->dims), range) : 0;
+    plan->grid = (int32_t) (range > 0 ? count_partial_blocks(range, lanes) : lanes);
+    plan->block = attn_pack_row_threads(gpu->row);
+    plan->smem_bytes = attn_pack_row_smem(gpu->row);
+}
 
 static enum attn_status launch(const struct attn_tiled_gpu *const gpu, const int32_t what,
                                const int64_t grid, struct attn_tiled_args *const args,
@@ -292,15 +328,15 @@ static enum attn_status step_by_partials(const struct attn_tiled_gpu *const gpu,
 {
     const int64_t units = count_units(&gpu->dims), rows = range * args->all_lanes * args->lane_rows;
     enum attn_status status = ATTN_OK;
-    args->partials = (float *) (uintptr_t) gpu->owned_partials;
+    args->partials = gpu->partials;
     args->partials_ml = args->partials + rows * gpu->dims.head_dim;
     args->range = (int32_t) range;
     for (int64_t first = 0; status == ATTN_OK && first < units; first += range) {
         args->first_unit = first;
         args->first_block = (uint32_t) (first / args->parts);
         args->first_part = (uint32_t) (first % args->parts);
-        status = launch(gpu, ATTN_TILED_PARTIALS, range / ATTN_TILED_CHUNK * args->all_lanes, args,
-                        stream);
+        status = launch(gpu, ATTN_TILED_PARTIALS, count_partial_blocks(range, args->all_lanes),
+                        args, stream);
         if (status == ATTN_OK)
             status = launch(gpu, ATTN_TILED_FOLD_PARTIALS,
                             (int64_t) args->all_lanes * ATTN_TILED_ROWS, args, stream);

@@ -24,8 +24,8 @@ static void check_expected(const struct case_file *const loaded,
                            const struct execution *const result, struct attn_check *const found)
 {
     // Tiled decode carries its state in FP32.
-    const enum attn_check_bound bound =
-        loaded->op == CASE_TILED ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
+    const bool has_lists = loaded->op == CASE_TILED || loaded->op == CASE_SWAP;
+    const enum attn_check_bound bound = has_lists ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
     const struct attn_check_prefill prefill = { &loaded->prefill, result->o, result->lse,
                                                 loaded->expected_o, loaded->expected_lse };
     if (loaded->op == CASE_PREFILL)
@@ -45,25 +45,39 @@ static int64_t count_elements(const struct case_file *const loaded)
     return elements;
 }
 
-static void run_file(struct attn_device *const device, const char *const path)
+static void run_loaded(struct attn_device *const device, const struct case_file *const loaded,
+                       const char *const path)
 {
     char why[SAFETENSORS_WHY_SIZE] = "";
-    struct case_file loaded;
     struct execution result;
     struct attn_check found;
-    cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
-    cr_assert_not_null(loaded.expected_o, "%s has no expected_o", path);
-    cr_assert_eq(execute_case(device, NULL, &loaded, &result, why, sizeof(why)), ATTN_OK, "%s: %s",
+    cr_assert_eq(execute_case(device, NULL, loaded, &result, why, sizeof(why)), ATTN_OK, "%s: %s",
                  path, why);
     cr_expect_eq(result.fault, INT32_MAX, "%s: sequence %d is faulty", path, result.fault);
-    check_expected(&loaded, &result, &found);
-    cr_expect_eq(found.compared, count_elements(&loaded), "%s: not all compared", path);
+    check_expected(loaded, &result, &found);
+    cr_expect_eq(found.compared, count_elements(loaded), "%s: not all compared", path);
     cr_expect(
         !found.failed && !found.lse_failed,
         "%s: %lld elements and %lld lse beyond the bound; o[%d][%d][%d][%d] is %.9g, expected %.9g",
         path, (long long) found.failed, (long long) found.lse_failed, found.worst_sequence,
         found.worst_token, found.worst_head, found.worst_dim, found.worst_value, found.worst_exact);
     execution_free(&result);
+}
+
+static void run_file(struct attn_device *const device, const char *const path)
+{
+    char why[SAFETENSORS_WHY_SIZE] = "";
+    struct case_file loaded;
+    cr_assert_eq(case_load(&loaded, path, NULL, NULL, why), 0, "%s", why);
+    cr_assert_not_null(loaded.expected_o, "%s has no expected_o", path);
+    run_loaded(device, &loaded, path);
+    if (loaded.op == CASE_TILED) {
+        // The same through as few slots as there can be.
+        loaded.op = CASE_SWAP;
+        loaded.tiled.tile_capacity = 3;
+        loaded.tiled.resident_blocks = 6;
+        run_loaded(device, &loaded, path);
+    }
     case_free(&loaded);
 }
 

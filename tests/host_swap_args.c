@@ -8,6 +8,7 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -206,6 +207,8 @@ Test(swap_args, checks_what_a_cache_is_made_of)
     BAD_CREATE(path, path, "path is given, and backing is ATTN_SWAP_HOST");
     BAD_CREATE(staging_bytes, 8192, "staging_bytes is 8192: with ATTN_SWAP_HOST it has to be 0");
     BAD_CREATE(pool, memory.k + 1, "pool is 0x");
+    BAD_CREATE(trace_tiles, -1, "trace_tiles is -1: it has to be in 0..65536");
+    BAD_CREATE(trace_tiles, 65537, "trace_tiles is 65537");
     BAD_CREATE(open, (enum attn_swap_open) 3, "open is 3: it has to be in 0..2");
     BAD_CREATE(reader, (enum attn_swap_reader) - 1, "reader is -1: it has to be in 0..2");
     BAD_CREATE(backing, ATTN_SWAP_FILE, "path is missing: ATTN_SWAP_FILE needs the name");
@@ -432,4 +435,133 @@ Test(swap_args, takes_older_structs_and_refuses_newer_ones)
     dims.tile_blocks = dims.num_planes = -1;
     cr_expect_eq(attn_swap_create(&made, c.host, &create), ATTN_OK, "%s", attn_last_error());
     attn_swap_destroy(&made);
+}
+
+// ---- sizes of older structs: fields that they lack count as 0
+
+enum struct_kind {
+    DIMS,
+    CREATE,
+    WRITE,
+    DECODE,
+    NUM_STRUCTS,
+};
+
+struct extent {
+    uint32_t offset, bytes;
+};
+
+#define AT(type, field) \
+    { \
+        offsetof(struct attn_swap_##type, field), sizeof(((struct attn_swap_##type *) 0)->field) \
+    }
+
+// Where the fields begin, and the end.
+static const struct extent fields[NUM_STRUCTS][16] = {
+    { AT(dims, size),
+      AT(dims, dtype),
+      AT(dims, num_layers),
+      AT(dims, num_blocks),
+      AT(dims, max_seqs),
+      AT(dims, num_q_heads),
+      AT(dims, num_kv_heads),
+      AT(dims, head_dim),
+      AT(dims, block_size),
+      AT(dims, resident_blocks),
+      AT(dims, tile_blocks),
+      AT(dims, num_planes),
+      { sizeof(struct attn_swap_dims), 0 } },
+    { AT(create_params, size),
+      AT(create_params, backing),
+      AT(create_params, dims),
+      AT(create_params, pool),
+      AT(create_params, path),
+      AT(create_params, open),
+      AT(create_params, reader),
+      AT(create_params, staging_bytes),
+      AT(create_params, trace_tiles),
+      { sizeof(struct attn_swap_create_params), 0 } },
+    { AT(write_params, size),
+      AT(write_params, layer),
+      AT(write_params, block),
+      AT(write_params, first_token),
+      AT(write_params, num_tokens),
+      AT(write_params, k),
+      AT(write_params, v),
+      AT(write_params, token_stride),
+      AT(write_params, head_stride),
+      { sizeof(struct attn_swap_write_params), 0 } },
+    { AT(decode_params, size),
+      AT(decode_params, layer),
+      AT(decode_params, num_seqs),
+      AT(decode_params, scale),
+      AT(decode_params, q),
+      AT(decode_params, output),
+      AT(decode_params, lse),
+      AT(decode_params, seq_lens),
+      AT(decode_params, blocks),
+      AT(decode_params, blocks_stride),
+      { sizeof(struct attn_swap_decode_params), 0 } },
+};
+
+static enum attn_status call(const enum struct_kind kind)
+{
+    struct attn_swap *made = NULL;
+    switch (kind) {
+    case DIMS: return attn_swap_validate(&dims);
+    case WRITE: return attn_swap_write(swap, &write_params);
+    case DECODE: return attn_swap_decode(swap, &decode, NULL);
+    default: break;
+    }
+    const enum attn_status status = attn_swap_create(&made, c.host, &create);
+    attn_swap_destroy(&made);
+    return status;
+}
+
+// The call with `size` bytes of the struct, whose others are 0 or wild: what it says, and does.
+static enum attn_status call_older(const enum struct_kind kind, const uint32_t size,
+                                   const bool wild, char *const sentence)
+{
+    void *const structs[] = { &dims, &create, &write_params, &decode };
+    const uint32_t sizes[] = { sizeof(dims), sizeof(create), sizeof(write_params), sizeof(decode) };
+    reset();
+    char *const bytes = structs[kind];
+    const uint32_t given = wild ? size : sizes[kind];
+    memset(bytes + size, wild ? 0xA5 : 0, sizes[kind] - size);
+    memcpy(bytes, &given, sizeof(given));
+    const enum attn_status status = call(kind);
+    strcpy(sentence, attn_last_error());
+    return status;
+}
+
+static void expect_older(const enum struct_kind kind, const int expected)
+{
+    static char older[4096], newer[4096];
+    static unsigned char written[sizeof(memory)];
+    int served = 0;
+    for (size_t i = 1; fields[kind][i].offset; i++) {
+        const uint32_t size = fields[kind][i].offset;
+        const uint32_t end = fields[kind][i - 1].offset + fields[kind][i - 1].bytes;
+        cr_expect(size >= end && size - end < sizeof(void *),
+                  "a field between bytes %u and %u is not listed", end, size);
+        const enum attn_status status = call_older(kind, size, false, newer);
+        memcpy(written, &memory, sizeof(memory));
+        cr_expect_eq(call_older(kind, size, true, older), status, "%u bytes: %s", size, older);
+        cr_expect_str_eq(older, newer, "%u bytes", size);
+        cr_expect_eq(memcmp(written, &memory, sizeof(memory)), 0, "%u bytes", size);
+        served += status == ATTN_OK;
+    }
+    cr_expect_eq(served, expected, "struct %d: %d", (int) kind, served);
+}
+
+Test(swap_args, takes_structs_of_every_older_size)
+{
+    // From resident_blocks on.
+    expect_older(DIMS, 3);
+    // From dims on: allocated here, with defaults.
+    expect_older(CREATE, 7);
+    // Without strides, and whole.
+    expect_older(WRITE, 3);
+    // Without layer and sequences, without sequences, and whole.
+    expect_older(DECODE, 3);
 }

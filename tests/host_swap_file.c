@@ -8,11 +8,16 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -295,6 +300,7 @@ Test(swap_file, opens_again)
     attn_swap_destroy(&swap);
     need_open();
     cr_expect(swap_case_agrees(&c, swap, &batch));
+    const char *reason;
     // On all other kinds of readers.
     static const enum attn_swap_reader readers[] = { ATTN_SWAP_READER_AUTO, ATTN_SWAP_READER_URING,
                                                      ATTN_SWAP_READER_THREADS };
@@ -307,7 +313,7 @@ Test(swap_file, opens_again)
         params.path = path;
         params.reader = readers[i];
         const enum attn_status status = attn_swap_create(&swap, c.host, &params);
-        if (!attn_swap_uring_works() && readers[i] == ATTN_SWAP_READER_URING) {
+        if (!attn_swap_io_uring(&reason) && readers[i] == ATTN_SWAP_READER_URING) {
             cr_expect_eq(status, ATTN_ERROR_UNSUPPORTED);
             continue;
         }
@@ -319,6 +325,190 @@ Test(swap_file, opens_again)
         cr_expect(swap_case_agrees(&c, swap, &batch), "%s", info.backend);
     }
     swap_batch_free(&batch);
+}
+
+// ---- what reads
+
+// From now on the kernel refuses this process a system call, as policies of containers do: that of
+// `number`, if `flags` are among its third argument.
+static void refuse_call(const uint32_t number, const uint32_t flags, const int error)
+{
+    struct sock_filter lines[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, flags, 0, flags ? 1 : 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t) error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog filter = { sizeof(lines) / sizeof(lines[0]), lines };
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter))
+        cr_skip_test("this process may not set a filter");
+}
+
+// Numbers that are the same on every machine.
+enum {
+    URING_SETUP = 425,
+    URING_ENTER,
+    URING_REGISTER,
+};
+
+static void refuse_uring(const int error)
+{
+    refuse_call(URING_SETUP, 0, error);
+}
+
+static enum attn_status try_reader(const enum attn_swap_reader reader)
+{
+    struct attn_swap_create_params params = ATTN_SWAP_CREATE_PARAMS_INIT;
+    params.backing = ATTN_SWAP_FILE;
+    params.dims = &c.dims;
+    params.path = path;
+    params.reader = reader;
+    attn_swap_destroy(&swap);
+    return attn_swap_create(&swap, c.host, &params);
+}
+
+// AUTO takes threads, and gives the same bits; what asks for io_uring is told why there is none.
+static void expect_threads(const char *const why)
+{
+    struct attn_swap_info info = { .size = sizeof(info) };
+    cr_expect_str_eq(attn_swap_file_backend(), "threads");
+    cr_expect_eq(try_reader(ATTN_SWAP_READER_URING), ATTN_ERROR_UNSUPPORTED);
+    cr_expect(strstr(attn_last_error(), why), "'%s' is not in: %s", why, attn_last_error());
+    cr_expect_neq(access(path, F_OK), 0, "a file was left");
+    cr_assert_eq(try_reader(ATTN_SWAP_READER_AUTO), ATTN_OK, "%s", attn_last_error());
+    attn_swap_describe(swap, &info);
+    cr_expect_str_eq(info.backend, "threads");
+    swap_case_write_all(&c, swap);
+    struct swap_batch batch = swap_batch_range(&c, 1, 0, 23);
+    cr_expect(swap_case_agrees(&c, swap, &batch));
+    swap_batch_free(&batch);
+}
+
+Test(swap_file, takes_threads_where_the_kernel_refuses)
+{
+    const char *reason;
+    refuse_uring(EPERM);
+    attn_swap_io_uring(&reason);
+    // Where there is no liburing the kernel is not asked.
+    expect_threads(strstr(reason, "liburing")
+                       ? reason
+                       : "the kernel does not let this process use io_uring: Operation not "
+                         "permitted (errno 1)");
+}
+
+Test(swap_file, takes_threads_where_the_kernel_has_none)
+{
+    const char *reason;
+    refuse_uring(ENOSYS);
+    attn_swap_io_uring(&reason);
+    expect_threads(strstr(reason, "liburing") ? reason : "Function not implemented (errno 38)");
+}
+
+// It worked once, and not for this file: too many open rings.
+Test(swap_file, takes_threads_where_a_ring_cannot_be_had)
+{
+    struct attn_swap_info info = { .size = sizeof(info) };
+    const char *reason;
+    if (!attn_swap_io_uring(&reason)) cr_skip_test("%s", reason);
+    refuse_uring(EMFILE);
+    cr_expect_str_eq(attn_swap_file_backend(), "io_uring");
+    cr_expect_eq(try_reader(ATTN_SWAP_READER_URING), ATTN_ERROR_IO);
+    cr_expect(strstr(attn_last_error(), "its reader (io_uring) cannot be started: Too many open"),
+              "%s", attn_last_error());
+    cr_expect_neq(access(path, F_OK), 0, "a file was left");
+    cr_assert_eq(try_reader(ATTN_SWAP_READER_AUTO), ATTN_OK, "%s", attn_last_error());
+    attn_swap_describe(swap, &info);
+    cr_expect_str_eq(info.backend, "threads");
+}
+
+static void expect_bits(const enum attn_swap_reader reader, struct attn_swap_info *const info)
+{
+    cr_assert_eq(try_reader(reader), ATTN_OK, "%s", attn_last_error());
+    attn_swap_describe(swap, info);
+    swap_case_write_all(&c, swap);
+    struct swap_batch batch = swap_batch_draw(&c, 1, 4, 60);
+    cr_expect(swap_case_agrees(&c, swap, &batch), "%s", info->backend);
+    swap_batch_free(&batch);
+}
+
+// More than the limit of locked memory, say.
+Test(swap_file, reads_into_buffers_that_are_not_registered)
+{
+    struct attn_swap_info info = { .size = sizeof(info) };
+    const char *reason;
+    if (!attn_swap_io_uring(&reason)) cr_skip_test("%s", reason);
+    refuse_call(URING_REGISTER, 0, ENOMEM);
+    expect_bits(ATTN_SWAP_READER_URING, &info);
+    cr_expect_str_eq(info.backend, "io_uring");
+}
+
+// As file systems do that have to go by the page cache.
+Test(swap_file, reads_through_the_page_cache_where_it_has_to)
+{
+    struct attn_swap_info info = { .size = sizeof(info) };
+    const char *reason;
+    refuse_call(SYS_openat, O_DIRECT, EINVAL);
+    expect_bits(ATTN_SWAP_READER_THREADS, &info);
+    cr_expect_eq(info.direct, 0);
+    if (!attn_swap_io_uring(&reason)) return;
+    expect_bits(ATTN_SWAP_READER_URING, &info);
+    cr_expect_eq(info.direct, 0);
+}
+
+// Reads that the kernel does not take are errors, however many there are, and none comes later.
+Test(swap_file, says_that_the_kernel_takes_no_reads)
+{
+    static const int errors[] = { ENOMEM, EAGAIN };
+    const char *reason;
+    bool same;
+    if (!attn_swap_io_uring(&reason)) cr_skip_test("%s", reason);
+    cr_assert_eq(try_reader(ATTN_SWAP_READER_URING), ATTN_OK, "%s", attn_last_error());
+    swap_case_write_all(&c, swap);
+    struct swap_batch batch = swap_batch_range(&c, 0, 0, 23);
+    cr_assert(swap_case_agrees(&c, swap, &batch));
+    for (int i = 0; i < 2; i++) {
+        // The filter that was set last comes first where both have an error of their own.
+        refuse_call(URING_ENTER, 0, errors[i]);
+        for (int j = 0; j < 100; j++) {
+            swap_case_write(&c, swap, 0, 3, 0, 5);
+            cr_assert_eq(swap_case_run(&c, swap, &batch, &same), ATTN_ERROR_IO);
+            cr_assert(strstr(attn_last_error(), "reading "), "%s", attn_last_error());
+            cr_assert(strstr(attn_last_error(), "(errno "), "%s", attn_last_error());
+            cr_assert_eq(swap_stats(swap).resident, 0);
+        }
+    }
+    swap_batch_free(&batch);
+}
+
+// What a plain reader has to do beside it, to be as fast.
+Test(swap_file, says_how_much_it_reads_at_a_time)
+{
+    struct attn_swap_create_params params = ATTN_SWAP_CREATE_PARAMS_INIT;
+    struct attn_swap_info info = { .size = sizeof(info) };
+    const char *reason;
+    params.backing = ATTN_SWAP_FILE;
+    params.dims = &c.dims;
+    cr_assert_eq(attn_swap_sizes(&params, &info), ATTN_OK);
+    cr_expect(info.num_reads == 64 && info.read_bytes == 512 << 10);
+    cr_assert_eq(try_reader(ATTN_SWAP_READER_THREADS), ATTN_OK, "%s", attn_last_error());
+    attn_swap_describe(swap, &info);
+    cr_expect(info.num_reads == 16 && info.read_bytes == 512 << 10);
+    if (attn_swap_io_uring(&reason)) {
+        cr_assert_eq(try_reader(ATTN_SWAP_READER_URING), ATTN_OK, "%s", attn_last_error());
+        attn_swap_describe(swap, &info);
+        cr_expect(info.num_reads == 64 && info.read_bytes == 512 << 10);
+    }
+    attn_swap_destroy(&swap);
+    params.staging_bytes = 5 * 8192;
+    cr_assert_eq(attn_swap_sizes(&params, &info), ATTN_OK);
+    cr_expect(info.num_reads == 2 && info.read_bytes == 20480);
+    params.backing = ATTN_SWAP_HOST;
+    params.staging_bytes = 0;
+    cr_assert_eq(attn_swap_sizes(&params, &info), ATTN_OK);
+    cr_expect(info.num_reads == 0 && info.read_bytes == 0);
 }
 
 // ---- what is refused
@@ -594,9 +784,11 @@ Test(swap_file, notices_that_it_was_cut_off)
         cr_expect(strstr(attn_last_error(), "it was cut off"), "%s", attn_last_error());
         store(file, bytes, 0);
         cr_expect(swap_case_agrees(&c, swap, &batch));
-        if (!attn_swap_uring_works() || reader) break;
+        const char *reason;
+        const struct attn_swap_io *const uring = attn_swap_io_uring(&reason);
+        if (!uring || reader) break;
         attn_swap_destroy(&swap);
-        disk.real = &attn_swap_io_uring;
+        disk.real = uring;
         need_open();
     }
     free(file);

@@ -365,6 +365,110 @@ Test(swap_streams, takes_exactly_what_it_says)
     }
 }
 
+// ---- times
+
+// By the events of its streams: copies before the computing that needs them, and beside that of
+// tiles before.
+static void expect_times(const enum attn_swap_backing backing)
+{
+    const struct attn_swap_dims dims = swap_dims_make();
+    swap_case_init(&c, &dims, 21);
+    c.finish = fake_streams_finish;
+    struct attn_swap_create_params params = params_of(backing);
+    struct attn_swap_tile tiles[8];
+    const int timed = fake_streams.timed_events;
+    params.trace_tiles = 6;
+    cr_assert_eq(attn_swap_create_with(&swap, gpu, &params, NULL, &late), ATTN_OK, "%s",
+                 attn_last_error());
+    // Of 6 tiles, and of those that are planned beside them, four each; and where time begins.
+    cr_expect_eq(fake_streams.timed_events - timed, (6 + 2) * 4 + 1);
+    swap_case_write_all(&c, swap);
+    struct swap_batch batch = swap_batch_range(&c, 0, 0, 23);
+    // Computing is what others wait for.
+    fake_streams.has_slow = true;
+    cr_expect(swap_case_agrees(&c, swap, &batch));
+    for (int i = 0; i < 6; i++) {
+        tiles[i].size = sizeof(tiles[i]);
+        cr_assert_eq(attn_swap_get_tile(swap, 5 - i, &tiles[i]), ATTN_OK, "%s", attn_last_error());
+        const struct attn_swap_tile *const tile = &tiles[i], *const last = &tiles[i ? i - 1 : 0];
+        cr_expect_eq(tile->number, (uint64_t) i + 3);
+        // Something happens between two events of a stream, and each takes a millisecond there.
+        cr_expect(tile->copy_start + 1000 < tile->copy_end &&
+                  tile->copy_end < tile->compute_start &&
+                  tile->compute_start + 1000 < tile->compute_end);
+        cr_expect((tile->read_start > 0) == (backing == ATTN_SWAP_FILE));
+        if (i == 0) continue;
+        cr_expect(last->copy_end < tile->copy_start && last->compute_end < tile->compute_start);
+        cr_expect_lt(tile->copy_start, last->compute_end, "tile %d", i + 3);
+    }
+    // Nothing is asked of a GPU that does not answer.
+    fake_streams_reset();
+    fake_streams.fail_symbol = "cuEventElapsedTime";
+    fake_streams.fail_at = 3;
+    fake_streams.fail_code = ATTN_CU_ERROR_LAUNCH_FAILED;
+    const struct attn_swap_tile before = tiles[0];
+    cr_expect_eq(attn_swap_get_tile(swap, 0, &tiles[0]), ATTN_ERROR_DRIVER);
+    cr_expect(strstr(attn_last_error(), "a tile's times cannot be had"), "%s", attn_last_error());
+    cr_expect_eq(memcmp(&tiles[0], &before, sizeof(before)), 0);
+    fake_streams_reset();
+    swap_batch_free(&batch);
+    end();
+}
+
+Test(swap_streams, tells_when_tiles_were_copied_and_computed)
+{
+    expect_times(ATTN_SWAP_HOST);
+    expect_times(ATTN_SWAP_FILE);
+}
+
+// The first call finds out where time begins; where it can't, the next one does.
+Test(swap_streams, begins_to_take_times_with_the_first_call_that_can)
+{
+    const struct attn_swap_dims dims = swap_dims_make();
+    struct attn_swap_tile tile = { .size = sizeof(tile) };
+    bool same;
+    swap_case_init(&c, &dims, 23);
+    c.finish = fake_streams_finish;
+    struct attn_swap_create_params params = params_of(ATTN_SWAP_HOST);
+    params.trace_tiles = 1;
+    cr_assert_eq(attn_swap_create_with(&swap, gpu, &params, NULL, &late), ATTN_OK, "%s",
+                 attn_last_error());
+    swap_case_write_all(&c, swap);
+    struct swap_batch batch = swap_batch_range(&c, 0, 0, 23);
+    static const char *const symbols[] = { "cuEventRecord", "cuEventSynchronize" };
+    for (size_t i = 0; i < 2; i++) {
+        fake_streams_reset();
+        fake_streams.fail_symbol = symbols[i];
+        // After those that wait for what the first failure has left: of two planes, and of a call.
+        fake_streams.fail_at = i == 0 ? 1 : 4;
+        fake_streams.fail_code = ATTN_CU_ERROR_LAUNCH_FAILED;
+        cr_expect_eq(swap_case_run(&c, swap, &batch, &same), ATTN_ERROR_DRIVER);
+        cr_expect(strstr(attn_last_error(), "the time cannot be taken"), "%s", attn_last_error());
+    }
+    fake_streams_reset();
+    cr_expect(swap_case_agrees(&c, swap, &batch));
+    cr_expect_eq(attn_swap_get_tile(swap, 0, &tile), ATTN_OK, "%s", attn_last_error());
+    cr_expect(tile.number == 8 && tile.copy_start > 0);
+    swap_batch_free(&batch);
+    end();
+}
+
+// Without a trace no event has a time, and none is recorded beside those that keep order.
+Test(swap_streams, takes_no_times_unless_asked)
+{
+    const struct attn_swap_dims dims = swap_dims_make();
+    start(&dims, ATTN_SWAP_HOST, 22);
+    struct swap_batch batch = swap_batch_range(&c, 0, 0, 23);
+    fake_streams_reset();
+    fake_streams.fail_symbol = "cuEventRecord";
+    cr_expect(swap_case_agrees(&c, swap, &batch));
+    cr_expect_eq(fake_streams.timed_events, 0);
+    // Two of each tile, and one of the call.
+    cr_expect_eq(fake_streams.num_calls, 8 * 2 + 1);
+    swap_batch_free(&batch);
+    end();
+}
+
 // ---- failures
 
 // Each call of `symbol` while a cache is made fails in turn.
@@ -373,6 +477,7 @@ static void expect_undone(const char *const symbol, const enum attn_swap_backing
 {
     struct attn_swap_create_params params = params_of(backing);
     params.pool = pool;
+    params.trace_tiles = 2;
     for (int at = 1;; at++) {
         fake_streams_reset();
         fake_streams.fail_symbol = symbol;
@@ -472,10 +577,16 @@ static bool expect_clean_start(const char *const symbol, const int at, const boo
     return failed;
 }
 
-static void expect_clean_starts(const enum attn_swap_backing backing)
+static void expect_clean_starts(const enum attn_swap_backing backing, const int32_t trace_tiles)
 {
     const struct attn_swap_dims dims = swap_dims_make();
-    start(&dims, backing, 8);
+    swap_case_init(&c, &dims, 8);
+    c.finish = fake_streams_finish;
+    struct attn_swap_create_params params = params_of(backing);
+    params.trace_tiles = trace_tiles;
+    cr_assert_eq(attn_swap_create_with(&swap, gpu, &params, NULL, &late), ATTN_OK, "%s",
+                 attn_last_error());
+    swap_case_write_all(&c, swap);
     for (size_t i = 0; i < sizeof(decode_symbols) / sizeof(decode_symbols[0]); i++) {
         int at = 1;
         while (expect_clean_start(decode_symbols[i], at, at % 2)) at++;
@@ -489,12 +600,17 @@ static void expect_clean_starts(const enum attn_swap_backing backing)
 
 Test(swap_streams, starts_clean_after_a_failure)
 {
-    expect_clean_starts(ATTN_SWAP_HOST);
+    expect_clean_starts(ATTN_SWAP_HOST, 0);
+}
+
+Test(swap_streams, starts_clean_after_a_failure_with_a_trace)
+{
+    expect_clean_starts(ATTN_SWAP_HOST, 3);
 }
 
 Test(swap_streams, starts_clean_after_a_failure_with_a_file)
 {
-    expect_clean_starts(ATTN_SWAP_FILE);
+    expect_clean_starts(ATTN_SWAP_FILE, 0);
 }
 
 // Waiting for what the failed call has left fails, too: the call after that is the one that works.

@@ -277,6 +277,75 @@ Test(tiled_args, checks_what_a_state_is_made_of)
     BAD_CREATE(o, memory.o + 1, "o is 0x");
     BAD_CREATE(m, memory.o + SEQS * Q_HEADS * DIM - 4, "overlaps");
     BAD_CREATE(l, memory.m + SEQS * Q_HEADS - 4, "overlaps l");
+    BAD_CREATE(workspace_bytes, 1, "workspace is NULL, but workspace_bytes is 1");
+    create.workspace = memory.q;
+    BAD_CREATE(workspace_bytes, -1,
+               "workspace_bytes is -1: these dims want 0 on this device, as "
+               "attn_tiled_workspace_bytes says");
+    BAD_CREATE(workspace, memory.q + 4, "workspace is 0x");
+    create.workspace_bytes = 64;
+    BAD_CREATE(workspace, memory.o + 4, "overlaps");
+    // Of memory of its own; on the host it stays as it is.
+    create.workspace = memory.q;
+    create.workspace_bytes = 64;
+    cr_expect_eq(attn_tiled_create(&made, device, &create), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(attn_tiled_begin_step(made, SEQS, NULL), ATTN_OK);
+    attn_tiled_destroy(&made);
+}
+
+static void expect_no_size(const struct attn_device *const on,
+                           const struct attn_tiled_dims *const of, const char *const part)
+{
+    cr_expect_eq(attn_tiled_workspace_bytes(on, of), -1, "%s", part);
+    cr_expect(strstr(attn_last_error(), part), "'%s' is not in: %s", part, attn_last_error());
+}
+
+Test(tiled_args, knows_the_workspace)
+{
+    cr_expect_eq(attn_tiled_workspace_bytes(device, &dims), 0);
+    expect_no_size(NULL, &dims, "device is NULL");
+    expect_no_size(device, NULL, "dims is NULL");
+    dims.head_dim = 96;
+    expect_no_size(device, &dims, "head_dim is 96: tiled decode serves 64, 128 and 256");
+    dims.num_kv_heads = 0;
+    expect_no_size(device, &dims, "num_kv_heads is 0");
+}
+
+static void expect_no_plan(const int32_t num_seqs, const enum attn_status expected,
+                           const char *const part)
+{
+    struct attn_tiled_plan plan;
+    memset(&plan, 0xEE, sizeof(plan));
+    plan.size = sizeof(plan);
+    const struct attn_tiled_plan same = plan;
+    expect_status(attn_tiled_plan(device, &dims, num_seqs, &plan), expected, part);
+    cr_expect_eq(memcmp(&plan, &same, sizeof(plan)), 0, "%s", part);
+}
+
+Test(tiled_args, plans)
+{
+    struct attn_tiled_plan plan = { .size = sizeof(plan) };
+    cr_assert_eq(attn_tiled_plan(device, &dims, 2, &plan), ATTN_OK, "%s", attn_last_error());
+    cr_expect_str_eq(plan.kernel, "host executor");
+    cr_expect(!plan.turns && !plan.grid && !plan.block && !plan.smem_bytes);
+    cr_expect_eq(plan.workspace_bytes, 0);
+    cr_expect_eq(plan.kv_bytes, 2 * CAPACITY * BLOCK * KV_HEADS * DIM * 2 * 2);
+    cr_expect_eq(plan.other_bytes, 2 * Q_HEADS * (DIM * 2 + 2 * (DIM + 2) * 4));
+    cr_expect_eq(plan.flops, 2 * CAPACITY * BLOCK * 4 * DIM * Q_HEADS);
+    // No more than what the caller has.
+    memset(&plan, 0xEE, sizeof(plan));
+    plan.size = offsetof(struct attn_tiled_plan, grid);
+    cr_expect_eq(attn_tiled_plan(device, &dims, 2, &plan), ATTN_OK);
+    cr_expect(plan.turns == 0 && plan.grid == (int32_t) 0xEEEEEEEE);
+    expect_no_plan(SEQS + 1, ATTN_ERROR_INVALID, "num_seqs is 4");
+    expect_no_plan(-1, ATTN_ERROR_INVALID, "num_seqs is -1");
+    dims.block_size = 0;
+    expect_no_plan(1, ATTN_ERROR_INVALID, "block_size is 0");
+    dims.head_dim = 96;
+    expect_no_plan(1, ATTN_ERROR_UNSUPPORTED, "head_dim is 96");
+    expect_status(attn_tiled_plan(NULL, &dims, 1, &plan), ATTN_ERROR_INVALID, "device is NULL");
+    expect_status(attn_tiled_plan(device, NULL, 1, &plan), ATTN_ERROR_INVALID, "dims is NULL");
+    expect_status(attn_tiled_plan(device, &dims, 1, NULL), ATTN_ERROR_INVALID, "plan is NULL");
 }
 
 Test(tiled_args, makes_no_state_of_another_head_dim)
@@ -465,6 +534,8 @@ static const struct extent fields[NUM_STRUCTS][20] = {
       AT(create_params, m),
       AT(create_params, l),
       AT(create_params, o),
+      AT(create_params, workspace),
+      AT(create_params, workspace_bytes),
       { sizeof(struct attn_tiled_create_params), 0 } },
     { AT(step_params, size),
       AT(step_params, num_seqs),
@@ -555,8 +626,8 @@ Test(tiled_args, takes_structs_of_every_older_size)
 {
     // All fields are needed.
     expect_older(DIMS, 1);
-    // Without buffers, and whole.
-    expect_older(CREATE, 2);
+    // Without buffers, without a workspace, and whole.
+    expect_older(CREATE, 4);
     // From those that end with num_pool_blocks on: without valid slots, then.
     expect_older(STEP, 5);
     // Without sequences, without lse, and whole.

@@ -211,6 +211,93 @@ Test(tiled_launch, takes_few_lanes_by_way_of_the_workspace)
     cr_expect_eq(last_launch()->grid[0], 36);
 }
 
+// A plan is what a step then launches, with a GPU or without one.
+static void expect_plan(const struct attn_tiled_dims *const dims, const int32_t num_seqs,
+                        const int32_t turns)
+{
+    const int before = fake.num_launches;
+    struct attn_tiled_plan plan = { .size = sizeof(plan) };
+    cr_assert_eq(attn_tiled_plan(device, dims, num_seqs, &plan), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.num_launches, before, "a plan launches nothing");
+    cr_expect_str_eq(plan.kernel, "tiled_bf16_d128");
+    cr_expect_eq(plan.turns, turns);
+    cr_expect_eq(plan.smem_bytes, attn_tiled_smem_bytes(128, 4, 2));
+    cr_expect_eq(plan.block, 4 * 32);
+    cr_expect_eq(plan.workspace_bytes, attn_tiled_workspace_bytes(device, dims));
+    if (!tiled) return;
+    const struct attn_tiled_step_params params = right_step(num_seqs);
+    cr_assert_eq(attn_tiled_step_tile(tiled, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.num_launches - before, turns ? 2 * turns : 1);
+    cr_expect_eq((int32_t) fake.launches[before].grid[0], plan.grid);
+}
+
+Test(tiled_launch, does_what_it_plans)
+{
+    struct attn_tiled_dims dims = right_dims();
+    open_device(ATTN_DEVICE_TARGET);
+    expect_plan(&dims, 40, 0);
+    dims.tile_capacity = 3000;
+    expect_plan(&dims, 1, 3);
+    cr_expect_eq(attn_tiled_workspace_bytes(device, &dims), 32 << 20);
+    attn_device_close(&device);
+    open_device(ATTN_DEVICE_ORDINAL);
+    make(&dims);
+    expect_plan(&dims, 1, 3);
+    expect_plan(&dims, 9, 0);
+    struct attn_tiled_plan none = { .size = sizeof(none) };
+    cr_assert_eq(attn_tiled_plan(device, &dims, 0, &none), ATTN_OK);
+    cr_expect(!none.grid && !none.turns && !none.block && none.kv_bytes == 0);
+}
+
+// As attn_tiled_workspace_bytes says, and not a byte less.
+Test(tiled_launch, takes_the_workspace_of_the_caller)
+{
+    struct attn_tiled_create_params params = ATTN_TILED_CREATE_PARAMS_INIT;
+    struct attn_tiled_dims dims = right_dims();
+    open_device(ATTN_DEVICE_ORDINAL);
+    // 1000 units of 4 lanes.
+    dims.max_seqs = 1;
+    dims.tile_capacity = 500;
+    const int64_t bytes = attn_tiled_workspace_bytes(device, &dims);
+    const int64_t units = (1000 + ATTN_TILED_CHUNK - 1) / ATTN_TILED_CHUNK * ATTN_TILED_CHUNK;
+    cr_assert_eq(bytes, units * 4 * 8 * 130 * 4);
+    params.dims = &dims;
+    params.workspace = AT(30);
+    params.workspace_bytes = bytes - 1;
+    expect_no_launch(0, attn_tiled_create(&tiled, device, &params), ATTN_ERROR_INVALID,
+                     "as attn_tiled_workspace_bytes says");
+    cr_expect_null(tiled);
+    cr_expect_eq(fake.allocations, 0);
+    params.workspace_bytes = bytes;
+    params.m = AT(20);
+    params.l = AT(21);
+    params.o = AT(22);
+    cr_assert_eq(attn_tiled_create(&tiled, device, &params), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.allocations, 0);
+    struct attn_tiled_step_params step = right_step(1);
+    cr_assert_eq(attn_tiled_step_tile(tiled, &step, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.launches[0].tiled.partials, (float *) AT(30));
+    // None of what a step is given may lie in it.
+    step.q = (const char *) AT(30) + 4096;
+    const int launches = fake.num_launches;
+    expect_no_launch(launches, attn_tiled_step_tile(tiled, &step, STREAM), ATTN_ERROR_INVALID,
+                     "overlaps");
+    attn_tiled_destroy(&tiled);
+    cr_expect_eq(fake.frees, 0);
+    // Its own, then, of the same size.
+    params.workspace = NULL;
+    params.workspace_bytes = 0;
+    cr_assert_eq(attn_tiled_create(&tiled, device, &params), ATTN_OK, "%s", attn_last_error());
+    cr_expect(fake.allocations == 1 && fake.allocated_bytes == (size_t) bytes);
+    // None is wanted: what is given is not used.
+    attn_tiled_destroy(&tiled);
+    dims = right_dims();
+    cr_expect_eq(attn_tiled_workspace_bytes(device, &dims), 0);
+    params.workspace = AT(30);
+    cr_assert_eq(attn_tiled_create(&tiled, device, &params), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.allocations, 1);
+}
+
 // Where the workspace has room for too little, tiles are folded at once.
 Test(tiled_launch, does_not_take_very_many_turns)
 {

@@ -66,6 +66,7 @@ list_missing()
     command -v python3 >/dev/null || echo python3
     command -v meson >/dev/null || echo meson
     has_library jansson || echo libjansson-dev
+    has_library liburing || echo liburing-dev
     [ "$1" = test ] || return 0
     has_compiler c++ c++ || echo build-essential
     has_library criterion || echo libcriterion-dev

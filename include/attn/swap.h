@@ -74,10 +74,10 @@ enum attn_swap_open {
 
 // What reads files. Both take a file without the page cache where its file system can (O_DIRECT).
 enum attn_swap_reader {
-    // io_uring where the kernel lets this process use it, else threads.
+    // io_uring where there is liburing.so.2 and the kernel lets this process use it, else threads.
     ATTN_SWAP_READER_AUTO = 0,
-    // io_uring, with registered buffers where the limit of locked memory allows; by the kernel's
-    // own calls, so that no other library is needed.
+    // io_uring, with registered buffers where the limit of locked memory allows, through liburing,
+    // which is opened when it is first wanted.
     ATTN_SWAP_READER_URING = 1,
     // A pool of threads that call pread.
     ATTN_SWAP_READER_THREADS = 2,
@@ -130,13 +130,16 @@ struct attn_swap_create_params {
     // ATTN_SWAP_FILE: bytes of the buffers that reads go through, a multiple of 4096 up to 2^30.
     // They are 2 to 64 buffers, of 512 KiB if that fits. 0: 32 MiB. ATTN_SWAP_HOST: 0.
     int64_t staging_bytes;
+    // Keeps the times of the last so many tiles for attn_swap_get_tile, 0 .. 65536. That costs some
+    // events a tile; 0: nothing is kept, and it costs nothing.
+    int32_t trace_tiles;
 };
 
 // Everything 0 or NULL, except size and backing ATTN_SWAP_HOST.
 #define ATTN_SWAP_CREATE_PARAMS_INIT \
     { \
         (uint32_t) sizeof(struct attn_swap_create_params), ATTN_SWAP_HOST, 0, 0, 0, \
-            ATTN_SWAP_OPEN_OR_CREATE, ATTN_SWAP_READER_AUTO, 0 \
+            ATTN_SWAP_OPEN_OR_CREATE, ATTN_SWAP_READER_AUTO, 0, 0 \
     }
 
 struct attn_swap_info {
@@ -153,13 +156,17 @@ struct attn_swap_info {
     // Of the file; 0 without.
     int64_t file_bytes;
     // Taken on the device: resident_blocks slots, num_planes tables, the running state. Without
-    // what attn_tiled_create takes there for itself.
+    // the workspace of its tiles: see attn_tiled_workspace_bytes.
     int64_t device_bytes;
     // Taken on the host beside the pool: tables, staging, 9 bytes for each block and 28 for each
-    // slot, and what is as small.
+    // slot, the trace, and what is as small.
     int64_t host_bytes;
     // "host memory", "io_uring" or "threads"; "" in attn_swap_sizes with a file.
     char backend[32];
+    // Reads of the file that are under way at a time, and bytes of each, at most; 0 without a file.
+    // In attn_swap_sizes those of io_uring: a pool of threads may have fewer.
+    int32_t num_reads;
+    int64_t read_bytes;
 };
 
 struct attn_swap_stats {
@@ -313,6 +320,33 @@ struct attn_swap_decode_params {
 ATTN_API enum attn_status attn_swap_decode(struct attn_swap *swap,
                                            const struct attn_swap_decode_params *params,
                                            attn_stream stream);
+
+// When the parts of a tile began and ended, in microseconds since the first call of
+// attn_swap_decode began its work. On a GPU times of copies and computing are those of its streams:
+// milliseconds in FP32, and so to a microsecond or two in the first half minute, coarser later.
+struct attn_swap_tile {
+    // sizeof(struct attn_swap_tile), set by the caller; no more than that is written.
+    uint32_t size;
+    // Of the call.
+    int32_t layer;
+    // Tiles are numbered from 1 on.
+    uint64_t number;
+    // Of the blocks that were brought.
+    int64_t bytes;
+    // The first read of the file was submitted, the last one had been waited for, and may have been
+    // there before; 0 without reads.
+    double read_start, read_end;
+    // Of the blocks that were brought, and of the tile's table, with what they waited for in
+    // between; its fold into the state.
+    double copy_start, copy_end, compute_start, compute_end;
+};
+
+// Fills *tile, for the tile before the last one by `ago`: 0 is the last one. Waits until it is
+// computed. ATTN_ERROR_INVALID: a null pointer, tile->size below 4, or a tile that is not kept: see
+// trace_tiles. ATTN_ERROR_DRIVER.
+// Thread-safety: handle.
+ATTN_API enum attn_status attn_swap_get_tile(const struct attn_swap *swap, int32_t ago,
+                                             struct attn_swap_tile *tile);
 
 // What ATTN_SWAP_READER_AUTO stands for in this process: "io_uring" or "threads".
 // Thread-safety: safe.

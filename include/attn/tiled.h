@@ -116,19 +116,31 @@ struct attn_tiled_create_params {
     // 16-byte aligned, apart from one another, which has to be there until attn_tiled_destroy. All
     // three or none; NULL: allocated here.
     float *m, *l, *o;
+    // Where several thread blocks leave what they find out about one sequence: device memory of
+    // attn_tiled_workspace_bytes or more, 16-byte aligned, apart from m, l and o, which has to be
+    // there until attn_tiled_destroy. It holds nothing between calls: states whose work never
+    // overlaps may share one. NULL, with 0 bytes: allocated here.
+    void *workspace;
+    int64_t workspace_bytes;
 };
 
 // Everything 0 or NULL, except size.
 #define ATTN_TILED_CREATE_PARAMS_INIT \
     { \
-        (uint32_t) sizeof(struct attn_tiled_create_params), 0, 0, 0, 0 \
+        (uint32_t) sizeof(struct attn_tiled_create_params), 0, 0, 0, 0, 0, 0 \
     }
 
+// Bytes of the workspace that calls of a state of these dims want on that device: 32 MiB at most, 0
+// on the host and where lanes are many or tiles short. A device without a GPU (ATTN_DEVICE_TARGET)
+// will do. -1, with its sentence, for what attn_tiled_create refuses, or does not serve.
+// Thread-safety: safe.
+ATTN_API int64_t attn_tiled_workspace_bytes(const struct attn_device *device,
+                                            const struct attn_tiled_dims *dims);
+
 // Makes a state; *tiled is NULL on failure. `device` has to be open until attn_tiled_destroy.
-// Nothing else here allocates. On a GPU that is, beside the state, up to 32 MB for what several
-// thread blocks find out about one sequence, where max_seqs, num_kv_heads and the tiles are such
-// that calls want it; so the calls of one state come one after the other. The state is undefined,
-// and the caller's buffers are left as they are, until attn_tiled_begin_step.
+// Nothing else here allocates: on a GPU the state and the workspace, if the caller gives none. The
+// calls of one state come one after the other. The state is undefined, and the caller's buffers are
+// left as they are, until attn_tiled_begin_step.
 // ATTN_ERROR_INVALID: a null pointer, or a rule of the params or of attn_tiled_validate is broken.
 // ATTN_ERROR_UNSUPPORTED: another head_dim than 64, 128 or 256; no kernel of the target has it; or
 // max_seqs KV heads are, with a part of 8 for every begun 8 query heads, more than 2^31 - 1.
@@ -231,6 +243,33 @@ struct attn_tiled_finalize_params {
 ATTN_API enum attn_status attn_tiled_finalize(struct attn_tiled *tiled,
                                               const struct attn_tiled_finalize_params *params,
                                               attn_stream stream);
+
+// How attn_tiled_step_tile would run.
+struct attn_tiled_plan {
+    // sizeof(struct attn_tiled_plan), set by the caller; no more than that is written.
+    uint32_t size;
+    // The kernel: a row of the pack's table; "host executor" on the host.
+    const char *kernel;
+    // 0: one launch folds the tile. Else so many pairs of launches do: one leaves partials in the
+    // workspace, the other folds them.
+    int32_t turns;
+    // Blocks of the launch that reads K and V, the largest if there are several; threads of a block,
+    // and dynamic shared memory of a block in bytes. 0 on the host, and without sequences.
+    int32_t grid, block, smem_bytes;
+    // attn_tiled_workspace_bytes.
+    int64_t workspace_bytes;
+    // Of tiles that are full: bytes of K and V; those of q, and of the state, read and written;
+    // floating-point operations, 4 * head_dim * num_q_heads for each key.
+    double kv_bytes, other_bytes, flops;
+};
+
+// Fills *plan, of a tile of num_seqs sequences. No GPU is needed: see ATTN_DEVICE_TARGET.
+// ATTN_ERROR_INVALID: a null pointer, num_seqs outside 0 .. max_seqs, a rule of attn_tiled_validate
+// is broken. ATTN_ERROR_UNSUPPORTED: as attn_tiled_create.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_tiled_plan(const struct attn_device *device,
+                                          const struct attn_tiled_dims *dims, int32_t num_seqs,
+                                          struct attn_tiled_plan *plan);
 
 #ifdef __cplusplus
 }

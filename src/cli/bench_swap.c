@@ -4,6 +4,7 @@
 #include "cli/bench_swap.h"
 
 #include "cli/bench_time.h"
+#include "cli/bench_timeline.h"
 #include "cli/cli.h"
 #include "cli/random.h"
 #include "cli/shape.h"
@@ -26,19 +27,21 @@ enum {
     PATTERNS = 64,
     MAX_STEPS = 100,
     LINK_SAMPLES = 16,
-    DISK_THREADS = 16,
+    // As many as the library ever has reads under way.
+    MAX_READERS = 64,
+    // Of a step, in the timeline; more make a picture that nobody looks at.
+    MAX_TRACE = 16384,
     SEED = 1,
 };
 
-// Of one copy that measures the link, and of one read that measures the disk.
+// Of one copy that measures the link.
 #define LINK_BYTES ((size_t) 256 << 20)
-#define DISK_BYTES ((size_t) 512 << 10)
 // Of the file, that is read to measure the disk.
 #define DISK_TOTAL ((int64_t) 4 << 30)
 
 struct bench {
     float host_gb, resident_gb;
-    const char *file;
+    const char *file, *timeline;
     enum attn_swap_reader reader;
     enum cli_device kind;
     bool as_json;
@@ -62,8 +65,11 @@ struct bench {
     uint16_t *o, *again;
     size_t q_bytes;
 
-    double samples[MAX_STEPS], median_us, limit_gbs, max_ratio;
+    double samples[MAX_STEPS], disk_samples[MAX_STEPS], median_us, limit_gbs, max_ratio;
     struct attn_swap_stats moved;
+    // Of the timeline: tiles that it can have, and the share of their computing beside copies.
+    int32_t trace_tiles;
+    double hidden;
 };
 
 static void print_help(void)
@@ -72,8 +78,8 @@ static void print_help(void)
         "Usage: attn bench swap [options]\n\n"
         "Fills a cache, checks a call against the definition, then times steps that decode all layers:\n"
         "with the bytes that were moved, and beside them, in the same run, how fast bytes can be\n"
-        "copied from pinned memory, or with --file be read from that disk by threads that do nothing\n"
-        "else. The checked bits have to come out of the timed steps, too.\n\n"
+        "copied from pinned memory, or with --file be read from that disk by a reader that does nothing\n"
+        "else, as many reads under way. The checked bits have to come out of the timed steps, too.\n\n"
         "  --host-gb N       bytes of the cache in 10^9 (32; on the host executor 0.02)\n"
         "  --resident-gb N   of which so many have slots on the GPU (2; 0.005)\n"
         "  --file PATH       a file in place of host memory; it is made, and removed at the end\n"
@@ -86,6 +92,8 @@ static void print_help(void)
         "  --tile-blocks N   blocks of a tile (what 64 MiB hold)\n"
         "  --planes N        tiles in work (2)\n"
         "  --steps N         that are timed (5)\n"
+        "  --timeline FILE   when each tile of the last step was read, copied and computed, for\n"
+        "                    chrome://tracing or Perfetto\n"
         "  --device D        gpu (default), or host: times the host executor\n"
         "  --json            for programs\n");
 }
@@ -146,11 +154,21 @@ static int make_inputs(struct bench *const b)
     return CLI_FINE;
 }
 
+// Of a step, if all but the last of each layer are full.
+static int32_t count_tiles(const struct bench *const b)
+{
+    const int64_t tiles =
+        (int64_t) b->dims.num_layers * (b->dims.num_blocks / b->info.tile_blocks + 1);
+    return tiles < MAX_TRACE ? (int32_t) tiles : MAX_TRACE;
+}
+
 static int open_cache(struct bench *const b)
 {
     struct attn_swap_create_params params = ATTN_SWAP_CREATE_PARAMS_INIT;
     b->info.size = sizeof(b->info);
     params.dims = &b->dims;
+    if (attn_swap_sizes(&params, &b->info) != ATTN_OK) return cli_fail_library();
+    if (b->timeline) params.trace_tiles = b->trace_tiles = count_tiles(b);
     if (b->file) {
         params.backing = ATTN_SWAP_FILE;
         params.path = b->file;
@@ -158,7 +176,6 @@ static int open_cache(struct bench *const b)
         params.reader = b->reader;
     } else {
         // Its own, so that the link can be measured from it.
-        if (attn_swap_sizes(&params, &b->info) != ATTN_OK) return cli_fail_library();
         b->pool = mmap(NULL, (size_t) b->info.pool_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (b->pool == MAP_FAILED) {
@@ -276,6 +293,71 @@ static int check_output(struct bench *const b)
     return CLI_FINE;
 }
 
+// ---- the disk alone
+
+// A file that is not read around the page cache is not to be found there either, so that it is its
+// disk that is measured.
+static void forget_pages(const struct bench *const b)
+{
+    if (!b->file || b->info.direct) return;
+    const int fd = open(b->file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+}
+
+struct disk {
+    int fd;
+    int64_t bytes, read_bytes;
+    _Atomic int64_t next;
+    _Atomic int failed;
+};
+
+static void *read_alone(void *const argument)
+{
+    struct disk *const disk = argument;
+    const size_t bytes = (size_t) disk->read_bytes;
+    void *const buffer = aligned_alloc(4096, bytes);
+    if (!buffer) disk->failed = ENOMEM;
+    // So that no read has to wait for a page.
+    if (buffer) memset(buffer, 0, bytes);
+    while (!disk->failed) {
+        const int64_t at = atomic_fetch_add(&disk->next, disk->read_bytes);
+        if (at >= disk->bytes) break;
+        if (pread(disk->fd, buffer, bytes, at) < 0) disk->failed = errno;
+    }
+    free(buffer);
+    return NULL;
+}
+
+static int64_t count_disk_bytes(const struct bench *const b)
+{
+    return b->info.file_bytes < DISK_TOTAL ? b->info.file_bytes : DISK_TOTAL;
+}
+
+// From its beginning on, with as many reads under way as the library has, each as large.
+static int time_disk(const struct bench *const b, double *const us)
+{
+    struct disk disk = { .bytes = count_disk_bytes(b), .read_bytes = b->info.read_bytes };
+    pthread_t threads[MAX_READERS];
+    const int wanted = b->info.num_reads < MAX_READERS ? b->info.num_reads : MAX_READERS;
+    int started = 0;
+    forget_pages(b);
+    disk.fd = open(b->file, O_RDONLY | O_CLOEXEC | (b->info.direct ? O_DIRECT : 0));
+    if (disk.fd < 0) return cli_fail("%s cannot be read: %s", b->file, strerror(errno));
+    const double start = bench_read_clock();
+    while (started < wanted && !pthread_create(&threads[started], NULL, read_alone, &disk))
+        started++;
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    *us = bench_read_clock() - start;
+    close(disk.fd);
+    if (disk.failed || !started)
+        return cli_fail("%s cannot be read: %s", b->file, strerror(disk.failed));
+    return CLI_FINE;
+}
+
+// ---- timing
+
 static int time_steps(struct bench *const b)
 {
     struct attn_swap_stats before = { .size = sizeof(before) };
@@ -287,9 +369,12 @@ static int time_steps(struct bench *const b)
     if (result || attn_swap_get_stats(b->swap, &before) != ATTN_OK) return CLI_FAILED;
     for (int32_t i = 0; !result && i < b->steps; i++) {
         show_progress("step %d of %d", i + 1, b->steps);
+        forget_pages(b);
         const double start = bench_read_clock();
         result = decode_step(b);
         b->samples[i] = bench_read_clock() - start;
+        // By turns: others use the disk, too.
+        if (!result && b->file) result = time_disk(b, &b->disk_samples[i]);
     }
     if (!result) result = fetch_output(b, b->again);
     if (result || attn_swap_get_stats(b->swap, &b->moved) != ATTN_OK) return CLI_FAILED;
@@ -301,11 +386,23 @@ static int time_steps(struct bench *const b)
     b->moved.bytes_read -= before.bytes_read;
     b->moved.copies -= before.copies;
     b->moved.stalls -= before.stalls;
+    b->moved.tiles -= before.tiles;
     b->median_us = bench_take_median(b->samples, b->steps);
+    if (b->file)
+        b->limit_gbs =
+            (double) count_disk_bytes(b) / bench_take_median(b->disk_samples, b->steps) * 1e-3;
     return CLI_FINE;
 }
 
-// ---- limits
+// Of the last step: each has as many tiles.
+static int write_timeline(struct bench *const b)
+{
+    const int64_t tiles = (int64_t) b->moved.tiles / b->steps;
+    const int32_t count = tiles < b->trace_tiles ? (int32_t) tiles : b->trace_tiles;
+    return timeline_write(b->timeline, b->swap, count, &b->hidden);
+}
+
+// ---- the link alone
 
 // The fastest of some copies: the link is shared with whatever else the machine does.
 static int time_link(struct bench *const b)
@@ -327,55 +424,6 @@ static int time_link(struct bench *const b)
     if (code) return fail_driver(code);
     b->limit_gbs = (double) bytes / best * 1e-3;
     return CLI_FINE;
-}
-
-struct disk {
-    int fd;
-    int64_t bytes;
-    _Atomic int64_t next;
-    _Atomic int failed;
-};
-
-static void *read_alone(void *const argument)
-{
-    struct disk *const disk = argument;
-    void *const buffer = aligned_alloc(4096, DISK_BYTES);
-    if (!buffer) disk->failed = ENOMEM;
-    while (!disk->failed) {
-        const int64_t at = atomic_fetch_add(&disk->next, (int64_t) DISK_BYTES);
-        if (at >= disk->bytes) break;
-        if (pread(disk->fd, buffer, DISK_BYTES, at) < 0) disk->failed = errno;
-    }
-    free(buffer);
-    return NULL;
-}
-
-static int time_disk(struct bench *const b)
-{
-    struct disk disk = { .bytes =
-                             b->info.file_bytes < DISK_TOTAL ? b->info.file_bytes : DISK_TOTAL };
-    pthread_t threads[DISK_THREADS];
-    int started = 0;
-    show_progress("the disk ...");
-    disk.fd = open(b->file, O_RDONLY | O_CLOEXEC | (b->info.direct ? O_DIRECT : 0));
-    if (disk.fd < 0) return cli_fail("%s cannot be read: %s", b->file, strerror(errno));
-    const double start = bench_read_clock();
-    while (started < DISK_THREADS && !pthread_create(&threads[started], NULL, read_alone, &disk))
-        started++;
-    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
-    const double us = bench_read_clock() - start;
-    close(disk.fd);
-    if (disk.failed || !started)
-        return cli_fail("%s cannot be read: %s", b->file, strerror(disk.failed));
-    b->limit_gbs = (double) disk.bytes / us * 1e-3;
-    return CLI_FINE;
-}
-
-// On the host executor from memory there is none.
-static int time_limit(struct bench *const b)
-{
-    if (b->file) return time_disk(b);
-    return b->gpu ? time_link(b) : CLI_FINE;
 }
 
 // ---- results
@@ -423,9 +471,15 @@ static void print_table(const struct bench *const b)
     if (b->file) printf(", %.0f waits", (double) b->moved.stalls / b->steps);
     printf("\nresident  %.1f %% of the blocks that were listed\n",
            100.0 * (double) b->moved.hits / (double) (b->moved.hits + b->moved.misses));
+    if (b->timeline)
+        printf("hidden    %.1f %% of the time of computing under copies; %s shows them\n",
+               100.0 * b->hidden, b->timeline);
     if (b->limit_gbs > 0.0)
         printf("%s      %.2f GB/s in the same run: %.1f %% of it\n", b->file ? "disk" : "link",
                b->limit_gbs, 100.0 * moved / b->limit_gbs);
+    if (b->file)
+        printf("          both with up to %d reads of %lld bytes under way\n", b->info.num_reads,
+               (long long) b->info.read_bytes);
 }
 
 static json_t *describe(const struct bench *const b)
@@ -450,10 +504,14 @@ static json_t *describe(const struct bench *const b)
     json_object_set_new(all, "limit_gbs",
                         b->limit_gbs > 0.0 ? json_real(b->limit_gbs) : json_null());
     json_object_set_new(all, "limit_share", share > 0.0 ? json_real(share) : json_null());
+    json_object_set_new(all, "num_reads", json_integer(b->info.num_reads));
+    json_object_set_new(all, "read_bytes", json_integer((json_int_t) b->info.read_bytes));
     json_object_set_new(all, "copies", json_integer((json_int_t) b->moved.copies / b->steps));
     json_object_set_new(all, "hits", json_integer((json_int_t) b->moved.hits / b->steps));
     json_object_set_new(all, "misses", json_integer((json_int_t) b->moved.misses / b->steps));
     json_object_set_new(all, "stalls", json_integer((json_int_t) b->moved.stalls / b->steps));
+    json_object_set_new(all, "tiles", json_integer((json_int_t) b->moved.tiles / b->steps));
+    if (b->timeline) json_object_set_new(all, "compute_hidden_share", cli_json_real(b->hidden));
     json_object_set_new(all, "host_bytes", json_integer((json_int_t) b->info.host_bytes));
     json_object_set_new(all, "device_bytes", json_integer((json_int_t) b->info.device_bytes));
     json_object_set_new(all, "bound_share", cli_json_real(b->max_ratio));
@@ -540,7 +598,9 @@ static int run_bench(struct bench *const b)
     if (!result) result = open_cache(b);
     if (!result) result = fill_cache(b);
     if (!result) result = time_steps(b);
-    if (!result) result = time_limit(b);
+    if (!result && b->timeline) result = write_timeline(b);
+    // Of the disk it is known by now; on the host executor from memory there is none.
+    if (!result && b->gpu && !b->file) result = time_link(b);
     cli_progress(NULL);
     if (!result && b->as_json) result = cli_print_json(describe(b));
     if (!result && !b->as_json) print_table(b);
@@ -603,6 +663,7 @@ static int read_option(struct bench *const b, const int option)
     case 't': return read_number("tile-blocks", any, &b->dims.tile_blocks);
     case 'p': return read_number("planes", any, &b->dims.num_planes);
     case 's': return read_number("steps", MAX_STEPS, &b->steps);
+    case 'T': b->timeline = optarg; return CLI_FINE;
     case 'j': b->as_json = true; return CLI_FINE;
     case 'D':
         if (cli_read_device(optarg, &b->kind) && b->kind != CLI_DEVICE_AUTO) return CLI_FINE;
@@ -629,6 +690,7 @@ int bench_swap(const int argc, char **const argv)
         { "resident-gb", required_argument, NULL, 'r' },
         { "steps", required_argument, NULL, 's' },
         { "tile-blocks", required_argument, NULL, 't' },
+        { "timeline", required_argument, NULL, 'T' },
         { NULL, 0, NULL, 0 },
     };
     struct bench bench = { .kind = CLI_DEVICE_GPU, .batch = 8, .steps = 5 };

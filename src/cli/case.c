@@ -49,7 +49,7 @@ enum attn_dtype case_dtype(const struct case_file *const loaded)
 
 const char *case_op_name(const enum case_op op)
 {
-    static const char *const names[] = { "decode", "ctm", "prefill", "tiled" };
+    static const char *const names[] = { "decode", "ctm", "prefill", "tiled", "swap" };
     return names[op];
 }
 
@@ -285,6 +285,11 @@ static bool is_listed(const char *const name, const char *const *const list)
     return false;
 }
 
+// Of tiled and of swap.
+#define LIST_TENSORS \
+    "q", "k_pool", "v_pool", "block_list", "block_counts", "last_block_valid_slots", "expected_o", \
+        "expected_lse"
+
 static void warn_about_extras(const struct case_reader *const in)
 {
     // In the order of enum case_op.
@@ -295,8 +300,8 @@ static void warn_about_extras(const struct case_reader *const in)
           NULL },
         { "q", "k", "v", "k_pool", "v_pool", "block_table", "cu_seqlens", "kv_lens", "q_offsets",
           "sinks", "expected_o", "expected_lse", NULL },
-        { "q", "k_pool", "v_pool", "block_list", "block_counts", "last_block_valid_slots",
-          "expected_o", "expected_lse", NULL },
+        { LIST_TENSORS, NULL },
+        { LIST_TENSORS, NULL },
     };
     static const char *const keys[][16] = {
         { "format", "version", "op", "scale", "window", "softcap", "k_scale", "v_scale", "policy",
@@ -306,6 +311,8 @@ static void warn_about_extras(const struct case_reader *const in)
         { "format", "version", "op", "scale", "causal", "window", "softcap", "kernel", "kv_len",
           "q_offset", NULL },
         { "format", "version", "op", "scale", "tile_capacity", NULL },
+        { "format", "version", "op", "scale", "tile_capacity", "resident_blocks", "num_planes",
+          NULL },
     };
     const char *key;
     json_t *value;
@@ -332,7 +339,7 @@ static int check_identity(const struct case_reader *const in)
         return safetensors_fail(in->why, "%s: case file version '%s'; this program reads version 1",
                                 name, version ? version : "(none)");
     if (!op) return safetensors_fail(in->why, "%s: scalar 'op' is missing", name);
-    for (int i = CASE_DECODE; i <= CASE_TILED; i++) {
+    for (int i = CASE_DECODE; i <= CASE_SWAP; i++) {
         in->to->op = (enum case_op) i;
         if (!strcmp(op, case_op_name(in->to->op))) return 0;
     }
@@ -347,6 +354,7 @@ static int read_case(const struct case_reader *const in)
         result = in->to->op == CASE_CTM       ? read_ctm(in)
                  : in->to->op == CASE_PREFILL ? case_read_prefill(in)
                  : in->to->op == CASE_TILED   ? case_read_tiled(in)
+                 : in->to->op == CASE_SWAP    ? case_read_swap(in)
                                               : read_decode(in);
     if (!result) result = read_all_expected(in);
     if (!result) warn_about_extras(in);

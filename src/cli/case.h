@@ -18,6 +18,7 @@ enum case_op {
     CASE_CTM,
     CASE_PREFILL,
     CASE_TILED,
+    CASE_SWAP,
 };
 
 // What a prefill case asks for: attn_prefill, or the original or its twin for its layout.
@@ -27,20 +28,22 @@ enum case_kernel {
     CASE_KERNEL_128,
 };
 
-// What a tiled case has beside the tensors that it shares with decode.
+// What a case of tiled or swap has beside the tensors that it shares with decode.
 struct case_tiled {
     // [batch, list_length], [batch], and [batch] or NULL: all slots.
     const int32_t *block_list, *block_counts, *valid_slots;
     int32_t list_length;
     // Blocks of a tile: 1 or more.
     int32_t tile_capacity;
+    // Of swap: slots, and tiles in work.
+    int32_t resident_blocks, num_planes;
 };
 
 struct case_file {
     struct safetensors *file;
     enum case_op op;
     // A decode call on host pointers, strides filled in; o, lse, fault, dropped_blocks and what a
-    // launch needs (workspace, counters) are NULL. Of a ctm case or a tiled one: what it is as a
+    // launch needs (workspace, counters) are NULL. Of a case of ctm, tiled or swap: what it is as a
     // call of decode.
     struct attn_decode_params params;
     // The call of a ctm case on host pointers, without the same; all 0 otherwise.
@@ -49,7 +52,7 @@ struct case_file {
     // otherwise. params is then that of no call.
     struct attn_prefill_params prefill;
     enum case_kernel kernel;
-    // Of a tiled case; all 0 otherwise.
+    // Of a case of tiled or swap; all 0 otherwise.
     struct case_tiled tiled;
     // As written in the file; "": the target's. Of a ctm case: chunk, whatever the file has.
     char policy[32];
@@ -80,7 +83,7 @@ size_t case_rows(const struct attn_decode_params *params);
 int case_shape(const struct case_file *loaded, int64_t shape[4]);
 // Type of q and o.
 enum attn_dtype case_dtype(const struct case_file *loaded);
-// "decode", "ctm", "prefill", "tiled".
+// "decode", "ctm", "prefill", "tiled", "swap".
 const char *case_op_name(enum case_op op);
 
 #endif

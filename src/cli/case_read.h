@@ -54,5 +54,7 @@ int case_read_expected(const struct case_reader *in, const char *name, int rank,
 int case_read_prefill(const struct case_reader *in);
 // Those of a tiled case, into in->to->params and in->to->tiled.
 int case_read_tiled(const struct case_reader *in);
+// The same of a swap case.
+int case_read_swap(const struct case_reader *in);
 
 #endif

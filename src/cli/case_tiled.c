@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Tiled cases: each sequence has a list of blocks, which the run cuts into tiles.
+// Cases of tiled and swap: each sequence has a list of blocks, which the run cuts into tiles.
 #include "cli/case_read.h"
 
 #include <inttypes.h>
@@ -111,4 +111,16 @@ int case_read_tiled(const struct case_reader *const in)
                                 "%s: scalar 'tile_capacity' is '%s'; at least one block is needed",
                                 in->to->file->name, case_find_scalar(in, "tile_capacity"));
     return 0;
+}
+
+int case_read_swap(const struct case_reader *const in)
+{
+    struct case_tiled *const tiled = &in->to->tiled;
+    int result = case_read_tiled(in);
+    if (!result) result = case_read_count(in, "resident_blocks", &tiled->resident_blocks);
+    if (!result) result = case_read_count(in, "num_planes", &tiled->num_planes);
+    if (!result && !case_find_scalar(in, "resident_blocks"))
+        return safetensors_fail(in->why, "%s: scalar 'resident_blocks' is missing",
+                                in->to->file->name);
+    return result;
 }

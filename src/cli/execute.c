@@ -21,7 +21,7 @@ static void *alloc_aligned(const size_t bytes)
                : aligned_alloc(ALIGNMENT, (bytes / ALIGNMENT + 1) * ALIGNMENT);
 }
 
-// A call of one of the operations. Of a ctm call and of a tiled one, `decode` is what it is as one
+// A call of one of the operations. Of calls of ctm, tiled and swap, `decode` is what they are as one
 // of decode: sizes of tensors are those of both.
 struct call {
     enum case_op op;
@@ -96,6 +96,8 @@ static enum attn_status enqueue(struct attn_device *const device, struct gpu *co
         return execute_prefill_enqueue(device, &call->prefill, call->kernel, stream);
     if (call->op == CASE_TILED)
         return execute_tiled_run(device, gpu, &call->decode, &call->tiled, stream);
+    if (call->op == CASE_SWAP)
+        return execute_swap_run(device, gpu, &call->decode, &call->tiled, stream);
     call->ctm.stream = stream;
     return call->op == CASE_CTM ? attn_ctm_run(device, &call->ctm)
                                 : attn_decode(device, &call->decode, stream);
@@ -289,6 +291,8 @@ static enum attn_status run_on_gpu(struct attn_device *const device, struct gpu 
         upload_prefill(&all, &call->prefill);
     else if (call->op == CASE_CTM)
         upload_ctm(&all, &call->decode, &call->ctm);
+    else if (call->op == CASE_SWAP)
+        call->decode.q = upload(&all, call->decode.q, count_o_bytes(call));
     else
         upload_decode(&all, &call->decode);
     make_outputs(&all, call, result, &outputs);
@@ -389,6 +393,20 @@ enum attn_status execute_tiled(struct attn_device *const device, struct gpu *con
     return run_call(device, gpu, &call, kernel, result, why, why_size);
 }
 
+enum attn_status execute_swap(struct attn_device *const device, struct gpu *const gpu,
+                              const struct attn_decode_params *const params,
+                              const struct case_tiled *const tiled, struct execution *const result,
+                              char *const why, const size_t why_size)
+{
+    struct call call = { .op = CASE_SWAP, .decode = *params, .tiled = *tiled };
+    const char *const kernel =
+        gpu ? execute_tiled_kernel(device, params->q_dtype, params->head_dim) : "host executor";
+    memset(result, 0, sizeof(*result));
+    const enum attn_status status = run_call(device, gpu, &call, kernel, result, why, why_size);
+    if (status == ATTN_OK) execute_report_counts(tiled, params->batch, &result->fault);
+    return status;
+}
+
 enum attn_status execute_case(struct attn_device *const device, struct gpu *const gpu,
                               const struct case_file *const loaded, struct execution *const result,
                               char *const why, const size_t why_size)
@@ -398,6 +416,8 @@ enum attn_status execute_case(struct attn_device *const device, struct gpu *cons
                                why_size);
     if (loaded->op == CASE_TILED)
         return execute_tiled(device, gpu, &loaded->params, &loaded->tiled, result, why, why_size);
+    if (loaded->op == CASE_SWAP)
+        return execute_swap(device, gpu, &loaded->params, &loaded->tiled, result, why, why_size);
     return loaded->op == CASE_CTM
                ? execute_ctm(device, gpu, &loaded->ctm, result, why, why_size)
                : execute_decode(device, gpu, &loaded->params, result, why, why_size);

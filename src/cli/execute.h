@@ -41,6 +41,11 @@ enum attn_status execute_tiled(struct attn_device *device, struct gpu *gpu,
                                const struct attn_decode_params *params,
                                const struct case_tiled *tiled, struct execution *result, char *why,
                                size_t why_size);
+// The same for a swap case.
+enum attn_status execute_swap(struct attn_device *device, struct gpu *gpu,
+                              const struct attn_decode_params *params,
+                              const struct case_tiled *tiled, struct execution *result, char *why,
+                              size_t why_size);
 // Whichever the case is of.
 enum attn_status execute_case(struct attn_device *device, struct gpu *gpu,
                               const struct case_file *loaded, struct execution *result, char *why,
@@ -57,6 +62,13 @@ enum attn_status execute_prefill_enqueue(struct attn_device *device,
 enum attn_status execute_tiled_run(struct attn_device *device, struct gpu *gpu,
                                    const struct attn_decode_params *call,
                                    const struct case_tiled *tiled, attn_stream stream);
+// The same of a swap case, whose pools and lengths are in host memory.
+enum attn_status execute_swap_run(struct attn_device *device, struct gpu *gpu,
+                                  const struct attn_decode_params *call,
+                                  const struct case_tiled *tiled, attn_stream stream);
+// Lowers *fault to the first sequence whose count the list has no room for: no tile has such
+// blocks.
+void execute_report_counts(const struct case_tiled *tiled, int32_t batch, int32_t *fault);
 // The kernel's name; valid as long as the device. "": the device has none.
 const char *execute_tiled_kernel(const struct attn_device *device, enum attn_dtype dtype,
                                  int32_t head_dim);

@@ -58,9 +58,8 @@ static bool fill_tile(const struct case_tiled *const tiled, const int32_t batch,
     return more;
 }
 
-// Counts that the list has no room for: no tile has them.
-static void report_counts(const struct case_tiled *const tiled, const int32_t batch,
-                          int32_t *const fault)
+void execute_report_counts(const struct case_tiled *const tiled, const int32_t batch,
+                           int32_t *const fault)
 {
     for (int32_t i = 0; i < batch; i++) {
         const int32_t count = tiled->block_counts[i];
@@ -115,7 +114,7 @@ static enum attn_status set_fault(const struct place *const place, const struct 
                                   const int32_t batch, int32_t *const fault)
 {
     int32_t found = INT32_MAX;
-    report_counts(tiled, batch, &found);
+    execute_report_counts(tiled, batch, &found);
     if (place->gpu)
         return gpu_upload(place->gpu, fault, &found, sizeof(found)) ? ATTN_ERROR_DRIVER : ATTN_OK;
     *fault = found;

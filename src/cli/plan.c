@@ -12,6 +12,10 @@ enum {
     OPTION_DEVICE,
     OPTION_POLICY,
     OPTION_JSON,
+    OPTION_TILE,
+    OPTION_RESIDENT,
+    OPTION_PLANES,
+    OPTION_LAYERS,
 };
 
 struct plan_options {
@@ -20,18 +24,24 @@ struct plan_options {
     const char *policy;
     bool on_device;
     bool as_json;
+    // Of tiled and swap; 0: not given.
+    int32_t tile, resident, planes, layers;
 };
 
 static void print_help(void)
 {
     printf(
-        "Usage: attn plan decode|ctm [options]\n"
+        "Usage: attn plan decode|ctm|tiled|swap [options]\n"
         "       attn plan prefill [options]; 'attn plan prefill --help' has them\n\n"
         "Shows the kernel, how the keys are cut, the launch, the workspace, and the time that reading\n"
         "the bytes takes at the target's memory bandwidth. Needs no GPU.\n\n" SHAPE_HELP
         "  --target NAME    one target; without it, every pack that is found\n"
         "  --device         the GPU of this machine\n"
-        "  --policy P       split-K policy: legacy, auto, chunk, chunk:N, a count, off; not of ctm\n"
+        "  --policy P       decode; split-K policy: legacy, auto, chunk, chunk:N, a count, off\n"
+        "  --tile N         tiled, swap; blocks of a tile (64, or what --len takes)\n"
+        "  --resident N     swap; blocks that have slots on the GPU (as few as there can be)\n"
+        "  --planes N       swap; tiles in work (2)\n"
+        "  --layers N       swap; layers of a step (1)\n"
         "  --json           one JSON object\n");
 }
 
@@ -207,9 +217,36 @@ static int read_option(struct plan_options *const to, const int option)
         return cli_usage("plan",
                          "--policy is '%s'; it is legacy, auto, chunk, chunk:N, a count or off",
                          optarg);
+    case OPTION_TILE: return shape_read_number("plan", "tile", optarg, 1, INT32_MAX, &to->tile);
+    case OPTION_RESIDENT:
+        return shape_read_number("plan", "resident", optarg, 1, INT32_MAX, &to->resident);
+    case OPTION_PLANES: return shape_read_number("plan", "planes", optarg, 2, 16, &to->planes);
+    case OPTION_LAYERS:
+        return shape_read_number("plan", "layers", optarg, 1, INT32_MAX, &to->layers);
     case '?': return cli_usage("plan", "that option is not known");
     default: return shape_read(&to->shape, "plan", option, optarg);
     }
+}
+
+static int show(const struct plan_options *const plan)
+{
+    const enum case_op op = plan->shape.op;
+    const bool has_lists = op == CASE_TILED || op == CASE_SWAP;
+    if (op == CASE_CTM && plan->policy)
+        return cli_usage("plan", "--policy is given; sequences of ctm are cut as under chunk");
+    if (has_lists && plan->policy)
+        return cli_usage("plan", "--policy is given; %s has none", case_op_name(op));
+    if (!has_lists && (plan->tile || plan->resident || plan->planes || plan->layers))
+        return cli_usage("plan", "--%s is given; tiled and swap alone have it",
+                         plan->tile       ? "tile"
+                         : plan->resident ? "resident"
+                         : plan->planes   ? "planes"
+                                          : "layers");
+    if (has_lists)
+        return plan_lists(&(struct plan_lists){ &plan->shape, plan->target, plan->on_device,
+                                                plan->as_json, plan->tile, plan->resident,
+                                                plan->planes, plan->layers });
+    return op == CASE_CTM ? show_ctm_plans(plan) : show_plans(plan);
 }
 
 int command_plan(const int argc, char **const argv)
@@ -219,8 +256,12 @@ int command_plan(const int argc, char **const argv)
         { "device", no_argument, NULL, OPTION_DEVICE },
         { "help", no_argument, NULL, 'h' },
         { "json", no_argument, NULL, OPTION_JSON },
+        { "layers", required_argument, NULL, OPTION_LAYERS },
+        { "planes", required_argument, NULL, OPTION_PLANES },
         { "policy", required_argument, NULL, OPTION_POLICY },
+        { "resident", required_argument, NULL, OPTION_RESIDENT },
         { "target", required_argument, NULL, OPTION_TARGET },
+        { "tile", required_argument, NULL, OPTION_TILE },
         { NULL, 0, NULL, 0 },
     };
     struct plan_options plan = { .target = NULL };
@@ -239,7 +280,5 @@ int command_plan(const int argc, char **const argv)
         return cli_usage("plan", "--target and --device exclude each other");
     result = shape_finish(&plan.shape, "plan", argc - optind, argv + optind);
     if (result) return result;
-    if (plan.shape.op == CASE_CTM && plan.policy)
-        return cli_usage("plan", "--policy is given; sequences of ctm are cut as under chunk");
-    return plan.shape.op == CASE_CTM ? show_ctm_plans(&plan) : show_plans(&plan);
+    return show(&plan);
 }

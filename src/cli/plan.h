@@ -4,6 +4,7 @@
 #define ATTN_CLI_PLAN_H
 
 #include "cli/cli.h"
+#include "cli/shape.h"
 
 struct plan_devices {
     const char *op;
@@ -22,6 +23,16 @@ struct plan_devices {
 int plan_all(const struct plan_devices *devices);
 
 double plan_number(const json_t *plan, const char *key);
+
+// `attn plan tiled` and `attn plan swap`. Counts are 0 where they are not given.
+struct plan_lists {
+    const struct shape_options *shape;
+    const char *target;
+    bool on_device, as_json;
+    // Blocks of a tile; of swap: slots, tiles in work, layers.
+    int32_t tile, resident, planes, layers;
+};
+int plan_lists(const struct plan_lists *options);
 
 // `attn plan prefill`: argv[0] is "prefill".
 int plan_prefill(int argc, char **argv);

@@ -46,10 +46,15 @@ static void print_help(void)
         "  --json             one JSON object\n");
 }
 
+static bool has_lists(const struct case_file *const loaded)
+{
+    return loaded->op == CASE_TILED || loaded->op == CASE_SWAP;
+}
+
 // Tiled decode carries its state in FP32 on the host, too.
 static enum attn_check_bound get_bound(const struct run *const run)
 {
-    return run->gpu || run->loaded.op == CASE_TILED ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
+    return run->gpu || has_lists(&run->loaded) ? ATTN_CHECK_KERNEL : ATTN_CHECK_HOST;
 }
 
 static bool is_good(const struct verdict *const verdict)
@@ -189,8 +194,11 @@ static int print_json(const struct run *const run, const bool good)
                   "fault_sequence", fault);
     json_t *const call =
         run->loaded.op == CASE_PREFILL ? describe_prefill(run) : describe_decode(run);
-    if (run->loaded.op == CASE_TILED)
+    if (has_lists(&run->loaded))
         json_object_set_new(call, "tile_capacity", json_integer(run->loaded.tiled.tile_capacity));
+    if (run->loaded.op == CASE_SWAP)
+        json_object_set_new(call, "resident_blocks",
+                            json_integer(run->loaded.tiled.resident_blocks));
     json_object_update(document, call);
     json_decref(call);
     json_object_set_new(document, "checks", checks);
@@ -289,6 +297,9 @@ static void print_decode(const struct run *const run)
     if (run->loaded.op == CASE_TILED)
         printf("tiles       of up to %d blocks of each sequence\n",
                run->loaded.tiled.tile_capacity);
+    if (run->loaded.op == CASE_SWAP)
+        printf("slots       %d, for tiles of up to %d blocks\n", run->loaded.tiled.resident_blocks,
+               run->loaded.tiled.tile_capacity);
 }
 
 static void print_readable(const struct run *const run)
@@ -343,7 +354,7 @@ static int report(struct run *const run)
             "past its page table, or a page id outside the pool among the keys that it sees; "
             "such entries are clamped, and such keys count as absent",
             run->options.file, run->result.fault);
-    const bool is_tiled = run->loaded.op == CASE_TILED;
+    const bool is_tiled = has_lists(&run->loaded);
     if (run->result.fault != INT32_MAX && is_tiled)
         cli_fail("%s: sequence %d has a count of blocks below 0 or past its list, or lists a block "
                  "outside the pool; counts are clamped, and such blocks count as absent",

@@ -23,6 +23,8 @@ enum {
     OPTION_SWA,
     OPTION_SKIP,
     OPTION_TILE,
+    OPTION_RESIDENT,
+    OPTION_PLANES,
 };
 
 // E4M3 pools: two scales, so that a swapped one shows.
@@ -47,8 +49,8 @@ struct sample {
     // Pairs (length, S).
     int32_t skip[2 * MAX_SKIP_PAIRS];
     int32_t num_skip;
-    // Blocks of a tile; 0: not given.
-    int32_t tile;
+    // Blocks of a tile, slots, tiles in work; 0: not given.
+    int32_t tile, resident, planes;
 
     struct random random;
     // Rows of a sequence in the table: 1, or for ctm 2, the last of which is V's.
@@ -57,7 +59,7 @@ struct sample {
     int64_t num_pages, pool_pages;
     int32_t mask_words;
     int32_t *lens, *table, *order, *mask;
-    // Of tiled: blocks of each sequence, then valid slots of the last of each.
+    // Of tiled and swap: blocks of each sequence, then valid slots of the last of each.
     int32_t *counts;
     // V's pool is K's for ctm.
     void *q, *k, *v;
@@ -67,7 +69,7 @@ struct sample {
 static void print_help(void)
 {
     printf(
-        "Usage: attn sample decode|ctm|tiled [options] -o FILE\n"
+        "Usage: attn sample decode|ctm|tiled|swap [options] -o FILE\n"
         "       attn sample prefill [options] -o FILE; 'attn sample prefill --help' has them\n\n"
         "Writes a well-formed case: normally distributed q, K and V, pages in random order, NaN in every\n"
         "slot that no query token attends. A length below --q-len becomes 0.\n\n"
@@ -80,7 +82,9 @@ static void print_help(void)
         "  --policy P       decode; split-K policy to write into the case\n"
         "  --contiguous-query-swa  ctm; the window moves with the query token\n"
         "  --skip TABLE     ctm; skip-softmax with pairs length:S, as in 0:200,4096:400\n"
-        "  --tile N         tiled; blocks of a tile (64)\n"
+        "  --tile N         tiled, swap; blocks of a tile (64)\n"
+        "  --resident N     swap; blocks that have slots on the GPU (as few as there can be)\n"
+        "  --planes N       swap; tiles in work (2)\n"
         "  --seed N         equal seeds give equal files (1)\n");
 }
 
@@ -237,19 +241,33 @@ static int make_tensors(struct sample *const s)
     return CLI_FINE;
 }
 
+static bool has_lists(const struct sample *const s)
+{
+    return s->shape.op == CASE_TILED || s->shape.op == CASE_SWAP;
+}
+
+static void set_count(json_t *const metadata, const char *const key, const int32_t count)
+{
+    char text[16];
+    snprintf(text, sizeof(text), "%d", count);
+    json_object_set_new(metadata, key, json_string(text));
+}
+
 static json_t *make_metadata(const struct sample *const s)
 {
     json_t *const metadata = json_pack("{s:s, s:s, s:s}", "format", "attn-case", "version", "1",
                                        "op", case_op_name(s->shape.op));
-    char window[16], tile[16];
+    char window[16];
     sample_set_number(metadata, "scale",
                       s->scale > 0.0f ? s->scale : 1.0f / sqrtf((float) s->shape.head_dim));
     if (s->softcap > 0.0f) sample_set_number(metadata, "softcap", s->softcap);
     snprintf(window, sizeof(window), "%d", s->shape.window);
     if (s->shape.window) json_object_set_new(metadata, "window", json_string(window));
-    snprintf(tile, sizeof(tile), "%d", s->tile);
-    if (s->shape.op == CASE_TILED)
-        json_object_set_new(metadata, "tile_capacity", json_string(tile));
+    if (has_lists(s)) set_count(metadata, "tile_capacity", s->tile);
+    if (s->shape.op == CASE_SWAP) {
+        set_count(metadata, "resident_blocks", s->resident);
+        set_count(metadata, "num_planes", s->planes);
+    }
     if (s->contiguous_query_swa)
         json_object_set_new(metadata, "contiguous_query_swa", json_string("1"));
     if (s->policy) json_object_set_new(metadata, "policy", json_string(s->policy));
@@ -266,7 +284,7 @@ static void list_tensors(const struct sample *const s, struct sample_tensors *co
     const int64_t batch = s->shape.batch, q_len = s->shape.q_len, dim = s->shape.head_dim;
     const int64_t heads = s->shape.num_q_heads, columns = s->columns;
     const int64_t pool[] = { s->pool_pages, s->shape.page_size, s->shape.num_kv_heads, dim };
-    const bool ctm = s->shape.op == CASE_CTM, tiled = s->shape.op == CASE_TILED;
+    const bool ctm = s->shape.op == CASE_CTM, tiled = has_lists(s);
     sample_add_tensor(to, ctm ? "kv_pool" : "k_pool", s->shape.kv_dtype, s->k, pool);
     if (!ctm) sample_add_tensor(to, "v_pool", s->shape.kv_dtype, s->v, pool);
     if (ctm || q_len > 1)
@@ -377,36 +395,54 @@ static int read_option(struct sample *const s, const int option)
             "in 0:200,4096:400",
             optarg, MAX_SKIP_PAIRS);
     case OPTION_TILE: return shape_read_number("sample", "tile", optarg, 1, INT32_MAX, &s->tile);
+    case OPTION_RESIDENT:
+        return shape_read_number("sample", "resident", optarg, 1, INT32_MAX, &s->resident);
+    case OPTION_PLANES: return shape_read_number("sample", "planes", optarg, 2, 16, &s->planes);
     case '?': return cli_usage("sample", "that option is not known, or lacks its value");
     default: return shape_read(&s->shape, "sample", option, optarg);
     }
 }
 
-// What tiled has no place for; NULL: nothing.
-static const char *find_not_tiled(const struct sample *const s)
+// What tiled and swap have no place for; NULL: nothing.
+static const char *find_not_listed(const struct sample *const s)
 {
-    const struct shape_options *const shape = &s->shape;
-    return s->policy                           ? "policy"
-           : s->softcap > 0.0f                 ? "softcap"
-           : s->with_sinks                     ? "sinks"
-           : s->with_tree                      ? "tree"
-           : s->num_skip                       ? "skip"
-           : s->contiguous_query_swa           ? "contiguous-query-swa"
-           : shape->window                     ? "window"
-           : shape->q_len > 1                  ? "q-len"
-           : shape->kv_dtype != shape->q_dtype ? "kv-dtype"
-                                               : NULL;
+    return s->policy                 ? "policy"
+           : s->softcap > 0.0f       ? "softcap"
+           : s->with_sinks           ? "sinks"
+           : s->with_tree            ? "tree"
+           : s->num_skip             ? "skip"
+           : s->contiguous_query_swa ? "contiguous-query-swa"
+                                     : shape_find_not_listed(&s->shape);
+}
+
+// Of tiled and swap alone, of swap alone; and what they are where they are not given.
+static int check_lists(struct sample *const s)
+{
+    const char *const strange = has_lists(s) ? find_not_listed(s) : NULL;
+    const char *const op = case_op_name(s->shape.op);
+    const int64_t most = shape_pages(s->shape.max_len, s->shape.page_size) + SPARE_COLUMNS;
+    if (strange) return cli_usage("sample", "--%s is given; %s has none", strange, op);
+    if (s->tile && !has_lists(s))
+        return cli_usage("sample", "--tile is given; tiled and swap alone have it");
+    if ((s->resident || s->planes) && s->shape.op != CASE_SWAP)
+        return cli_usage("sample", "--%s is given; swap alone has it",
+                         s->resident ? "resident" : "planes");
+    if (!s->tile) s->tile = 64;
+    if (!s->planes) s->planes = 2;
+    // A tile is no wider than the lists.
+    const int64_t fewest = s->planes * (s->tile < most ? s->tile : most);
+    if (s->shape.op == CASE_SWAP && s->resident && s->resident < fewest)
+        return cli_usage("sample", "--resident is %d; %d tiles of up to %d blocks need %lld",
+                         s->resident, s->planes, s->tile, (long long) fewest);
+    if (!s->resident) s->resident = (int32_t) fewest;
+    return CLI_FINE;
 }
 
 // What one operation has and the other has not.
 static int check_op(struct sample *const s)
 {
     const struct shape_options *const shape = &s->shape;
-    const char *const strange = shape->op == CASE_TILED ? find_not_tiled(s) : NULL;
-    if (strange) return cli_usage("sample", "--%s is given; tiled has none", strange);
-    if (s->tile && shape->op != CASE_TILED)
-        return cli_usage("sample", "--tile is given; tiled alone has it");
-    if (!s->tile) s->tile = 64;
+    if (check_lists(s)) return CLI_USAGE;
     if (shape->op == CASE_CTM) {
         if (s->policy || s->softcap > 0.0f)
             return cli_usage("sample", "--%s is given; ctm has none",
@@ -437,7 +473,9 @@ int command_sample(const int argc, char **const argv)
         { "contiguous-query-swa", no_argument, NULL, OPTION_SWA },
         { "help", no_argument, NULL, 'h' },
         { "output", required_argument, NULL, 'o' },
+        { "planes", required_argument, NULL, OPTION_PLANES },
         { "policy", required_argument, NULL, OPTION_POLICY },
+        { "resident", required_argument, NULL, OPTION_RESIDENT },
         { "scale", required_argument, NULL, OPTION_SCALE },
         { "seed", required_argument, NULL, OPTION_SEED },
         { "sinks", no_argument, NULL, OPTION_SINKS },

@@ -117,13 +117,14 @@ int shape_finish(struct shape_options *const shape, const char *const command, c
 {
     if (argc == 1 && !strcmp(argv[0], "ctm"))
         shape->op = CASE_CTM;
-    else if (argc == 1 && !strcmp(argv[0], "tiled") && !strcmp(command, "sample"))
+    else if (argc == 1 && !strcmp(argv[0], "tiled"))
         shape->op = CASE_TILED;
+    else if (argc == 1 && !strcmp(argv[0], "swap"))
+        shape->op = CASE_SWAP;
     else if (argc == 1 && !strcmp(argv[0], "prefill"))
         return cli_usage(command, "prefill has options of its own: it comes before them");
     else if (argc != 1 || strcmp(argv[0], "decode"))
-        return cli_usage(command, "one operation is needed: decode, ctm%s or prefill",
-                         strcmp(command, "sample") ? "" : ", tiled");
+        return cli_usage(command, "one operation is needed: decode, ctm, tiled, swap or prefill");
     if (shape->op == CASE_CTM && finish_ctm(shape, command)) return CLI_USAGE;
     if (!shape->q_dtype) shape->q_dtype = ATTN_DTYPE_BF16;
     if (!shape->page_size) shape->page_size = 16;
@@ -135,6 +136,14 @@ int shape_finish(struct shape_options *const shape, const char *const command, c
         return cli_usage(command, "--heads is %d/%d; query heads are a multiple of KV heads",
                          shape->num_q_heads, shape->num_kv_heads);
     return CLI_FINE;
+}
+
+const char *shape_find_not_listed(const struct shape_options *const shape)
+{
+    return shape->window                       ? "window"
+           : shape->q_len > 1                  ? "q-len"
+           : shape->kv_dtype != shape->q_dtype ? "kv-dtype"
+                                               : NULL;
 }
 
 int32_t shape_pages(const int32_t len, const int32_t page_size)

@@ -68,6 +68,9 @@ int shape_read_number(const char *command, const char *name, const char *text, i
 // Whether the first argument after the command's name is "prefill", which has options of its own.
 bool shape_is_prefill(int argc, char *const *argv);
 
+// What calls of tiled and swap have no place for, as an option's name; NULL: nothing.
+const char *shape_find_not_listed(const struct shape_options *shape);
+
 // Names as in --dtype.
 bool shape_read_dtype(const char *text, enum attn_dtype *dtype);
 

@@ -8,9 +8,12 @@
 // Keys of a block that are folded into the state at a time, at most.
 #define ATTN_TILED_UNIT_KEYS 256
 
-// FP32 [max_seqs, num_q_heads], the same, and [max_seqs, num_q_heads, head_dim].
+// FP32 [max_seqs, num_q_heads], the same, and [max_seqs, num_q_heads, head_dim]. The caller's
+// workspace, or NULL, for GPUs alone.
 struct attn_tiled_state {
     float *m, *l, *o;
+    void *workspace;
+    int64_t workspace_bytes;
 };
 
 // All take checked params: pointers are host pointers, strides and scale filled in (no 0 that

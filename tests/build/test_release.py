@@ -116,6 +116,8 @@ def check_packages(out, root, targets, installed):
         depends = fields["Depends"]
         expect(name == "libattn0" or f"libattn0 (= {version})" in depends, f"{name}: {depends}")
         expect(name not in ("libattn0", "attn-tools") or "libc6 (>= 2." in depends, f"{name}: {depends}")
+        expect((name == "libattn0") == (fields.get("Recommends") == "liburing2"), f"{name}: {fields}")
+        expect("uring" not in depends, f"{name}: {depends}")
         expect(name != "attn-tools" or "libjansson4 (>= 2." in depends, f"{name}: {depends}")
         alone = root.parent / name
         run("dpkg-deb", "-x", package, alone)

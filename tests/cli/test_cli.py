@@ -80,7 +80,10 @@ class Usage(Program):
     def test_wrong_usage_is_2(self):
         for arguments in ((), ("nonsense",), ("--nonsense",), ("info", "x"), ("check", "--x"), ("run",),
                           ("run", "a", "b"), ("run", CASE, "--device", "tpu"), ("run", CASE, "--lse"),
-                          ("plan",), ("plan", "tiled"), ("plan", "decode", "--heads", "24"),
+                          ("plan",), ("plan", "bench"), ("plan", "decode", "--heads", "24"),
+                          ("plan", "tiled", "--planes", "3"), ("plan", "decode", "--tile", "3"),
+                          ("plan", "tiled", "--window", "3"), ("plan", "swap", "--kv-dtype", "e4m3"),
+                          ("plan", "swap", "--planes", "17"), ("plan", "swap", "--policy", "auto"),
                           ("plan", "decode", "--heads", "7/2"), ("plan", "decode", "--batch", "-1"),
                           ("plan", "decode", "--len", "5:1"), ("plan", "decode", "--policy", "maybe"),
                           ("plan", "decode", "--dtype", "e4m3"), ("sample", "decode"),
@@ -231,6 +234,46 @@ class Plan(Program):
         text = self.expect(0, "plan", "ctm", "--dim", 32, "--target", "hopper", **folder).stdout
         self.assertRegex(text, r"FP32 elements, \d+ semaphores")
 
+    def test_tiles_are_planned(self):
+        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
+        os.symlink(built, self.path("libattn-hopper.so"))
+        folder = {"ATTN_PACK_PATH": self.folder.name}
+        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
+        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
+            self.skipTest("packs are built in")
+
+        def plan(*options):
+            found = json.loads(self.expect(0, "plan", *options, "--target", "hopper", "--json", **folder).stdout)
+            self.assertEqual(found["op"], options[0])
+            return found["plans"][0]
+        # 24576 keys of 8 KV heads of 128 in BF16, K and V; a wide tile and few lanes: by way of the workspace.
+        one = plan("tiled", "--len", 24576, "--tile", 1536)
+        self.assertEqual((one["kernel"], one["kv_bytes"]), ("tiled_bf16_d128", 24576 * 8 * 128 * 4))
+        self.assertEqual(one["flops"], 4 * 128 * 32 * 24576)
+        self.assertEqual(one["state_bytes"], 32 * (128 + 2) * 4)
+        self.assertGreater(one["turns"], 0)
+        self.assertGreater(one["workspace_bytes"], 0)
+        many = plan("tiled", "--batch", 64, "--len", 24576)
+        self.assertEqual((many["turns"], many["tile_blocks"], many["workspace_bytes"]), (0, 64, 0))
+        self.assertEqual(many["grid"], 64 * 8)
+        # 32 layers of 8 x 1250 blocks of 64 KiB; of 5000 slots 2 x 64 are those of tiles in work.
+        swap = plan("swap", "--batch", 8, "--len", 20000, "--layers", 32, "--resident", 5000)
+        self.assertEqual((swap["block_bytes"], swap["pool_bytes"]), (65536, 32 * 10000 * 65536))
+        self.assertEqual(swap["moved_bytes"], (32 * 10000 - (5000 - 128)) * 65536)
+        self.assertGreater(swap["device_bytes"], 5000 * 65536)
+        self.assertLess(swap["host_bytes"], 64000000)
+        self.assertEqual(swap["kv_bytes"], 64 * 65536)
+        self.assertEqual(plan("swap", "--len", 1000, "--resident", 126)["moved_bytes"], 0)
+        text = self.expect(0, "plan", "swap", "--len", 1000, "--target", "hopper", **folder).stdout
+        self.assertIn("slots       126 blocks of 65536 bytes; 2 tiles in work", text)
+        self.assertIn("fold        at once", text)
+        text = self.expect(0, "plan", "tiled", "--len", 24576, "--tile", 1536, "--target", "hopper", **folder).stdout
+        self.assertRegex(text, r"by way of the workspace, in \d+ turns of two launches")
+        for options, words in ((("tiled", "--dim", 256), "no tiled kernel for bf16, head_dim 256"),
+                               (("swap", "--resident", 3), "resident_blocks is 3: 2 tiles of 64 blocks"),
+                               (("swap", "--batch", 2000000, "--len", 100000), "num_blocks is -1")):
+            self.assertIn(words, self.expect(1, "plan", *options, "--target", "hopper", **folder).stderr)
+
     def test_trees_are_planned(self):
         for target in self.packs():
             for op in ("decode", "ctm"):
@@ -358,6 +401,15 @@ class Sample(Program):
                 found, warned = self.run_sample("tiles", "tiled", *self.SMALL, *more)
                 self.assertEqual((found["op"], found["kernel"], warned), ("tiled", "host executor", ""))
 
+    def test_samples_for_swap(self):
+        for more in (("--dtype", "fp16", "--page", 7), ("--page", 33, "--tile", 1), ("--tile", 5, "--planes", 4),
+                     ("--tile", 3, "--resident", 17), ("--resident", 100)):
+            with self.subTest(more=more):
+                found, warned = self.run_sample("blocks", "swap", *self.SMALL, *more)
+                self.assertEqual((found["op"], found["kernel"], warned), ("swap", "host executor", ""))
+                if "--resident" in more:
+                    self.assertEqual(found["resident_blocks"], more[more.index("--resident") + 1])
+
     SMALL = ("--batch", 3, "--len", "0:300", "--heads", "6/2", "--dim", 64)
 
     def test_samples_of_several_tokens(self):
@@ -402,10 +454,12 @@ class Sample(Program):
                         ("ctm", "--q-len", 4, "--skip", "0:1"), ("decode", "--skip", "0:1"),
                         ("decode", "--contiguous-query-swa"), ("ctm", "--tree", "oak"), ("ctm", "--skip", "0"),
                         ("ctm", "--skip", "5:1,5:2"), ("ctm", "--skip", ""), ("ctm", "--skip", "0:1,"),
-                        ("swap",), ("ctm", "--q-len", 200), ("decode", "--tile", 3),
+                        ("bench",), ("ctm", "--q-len", 200), ("decode", "--tile", 3),
                         ("tiled", "--tile", 0), ("tiled", "--sinks"), ("tiled", "--window", 9),
                         ("tiled", "--q-len", 2), ("tiled", "--kv-dtype", "e4m3"),
-                        ("tiled", "--policy", "auto"), ("tiled", "--tree", "full")):
+                        ("tiled", "--policy", "auto"), ("tiled", "--tree", "full"),
+                        ("tiled", "--resident", 9), ("tiled", "--planes", 3), ("swap", "--planes", 1),
+                        ("swap", "--resident", 3), ("swap", "--window", 9), ("swap", "--sinks")):
             done = self.expect(2, "sample", *options, "-o", self.path("none"))
             self.assertIn("--help'", done.stderr)
 
@@ -422,7 +476,8 @@ class Sample(Program):
                 "ctm": ("ctm", "--batch", 5, "--len", "0:900", "--sinks"),
                 "tree": ("ctm", "--batch", 5, "--len", "0:900", "--q-len", 8, "--tree", "random"),
                 "skip": ("ctm", "--len", 2500, "--heads", "8/8", "--skip", "0:1250"),
-                "tiled": ("tiled", "--batch", 5, "--len", "0:900", "--tile", 7)}.items():
+                "tiled": ("tiled", "--batch", 5, "--len", "0:900", "--tile", 7),
+                "swap": ("swap", "--batch", 5, "--len", "0:900", "--tile", 7, "--resident", 40)}.items():
             with self.subTest(name):
                 path = self.path(name)
                 self.expect(0, "sample", *options, "-o", path)
@@ -597,6 +652,53 @@ class HostileFiles(Program):
         write_file(path, header, data)
         done = self.expect(1, "run", path, "--check", "--device", "host")
         self.assertIn("expected_o  FAILED", done.stdout)
+
+    def swap(self, resident="4", capacity=2, **more):
+        """The same through slots."""
+        header, data = self.tiled(capacity)
+        header["__metadata__"].update(op="swap", resident_blocks=resident, **more)
+        return header, data
+
+    def test_a_swap_case_with_any_slots(self):
+        path, out = self.path("swap.safetensors"), self.path("out")
+        write_file(path, *self.tiled())
+        self.expect(0, "run", path, "--device", "host", "--lse", "-o", out)
+        results = [read_file(out)[1]]
+        for resident, capacity, planes in (("2", 1, "0"), ("9", 3, "3"), ("1000", 2, "2")):
+            write_file(path, *self.swap(resident, capacity, num_planes=planes))
+            done = self.expect(0, "run", path, "--check", "--device", "host", "--lse", "-o", out)
+            self.assertEqual(done.stderr, "")
+            for part in ("definition  ok", "expected_o  ok",
+                         f"slots       {resident}, for tiles of up to {capacity} blocks"):
+                self.assertIn(part, done.stdout)
+            results.append(read_file(out)[1])
+        self.assertEqual(results, results[:1] * 4)
+        found = json.loads(self.expect(0, "run", path, "--check", "--device", "host", "--json").stdout)
+        self.assertEqual((found["op"], found["tile_capacity"], found["resident_blocks"]), ("swap", 2, 1000))
+
+    def test_a_swap_case_that_is_wrong(self):
+        header, data = self.swap()
+        del header["__metadata__"]["resident_blocks"]
+        self.refuse(header, data, "scalar 'resident_blocks' is missing")
+        for key, value in (("resident_blocks", "-1"), ("resident_blocks", "x"), ("num_planes", "-2"),
+                           ("tile_capacity", "0")):
+            header, data = self.swap()
+            header["__metadata__"][key] = value
+            self.refuse(header, data, f"'{key}'")
+        for more, words in (({"resident": "0"}, "resident_blocks is 0"),
+                            ({"resident": "3"}, "resident_blocks is 3: 2 tiles of 2 blocks"),
+                            ({"num_planes": "1"}, "num_planes is 1")):
+            self.refuse(*self.swap(**more), words)
+        header, data = self.swap()
+        blocks, counts = header["block_list"]["data_offsets"][0], header["block_counts"]["data_offsets"][0]
+        # A block that is not there is refused; a count that the list has no room for is clamped, and named.
+        path = self.path("faulty.safetensors")
+        write_file(path, header, data[:blocks] + struct.pack("<i", 2 ** 30) + data[blocks + 4:])
+        self.assertIn("blocks[0][0] is 1073741824: it has to be in 0..",
+                      self.expect(1, "run", path, "--device", "host").stderr)
+        write_file(path, header, data[:counts] + struct.pack("<i", -1) + data[counts + 4:])
+        self.assertIn("sequence 0 has a count of blocks below 0 or past its list",
+                      self.expect(1, "run", path, "--device", "host").stderr)
 
     def test_a_tiled_case_that_is_wrong(self):
         for name in ("q", "k_pool", "v_pool", "block_list", "block_counts"):
@@ -1198,6 +1300,25 @@ class Swap(Program):
         self.assertIn(named, ("io_uring", "threads"))
         self.assertIn(f"Swap files are read by {named}\n", self.expect(0, "info").stdout)
 
+    def test_without_liburing_threads_read(self):
+        folder = self.path("libraries")
+        os.mkdir(folder)
+        library = pathlib.Path(folder) / "liburing.so.2"
+        environment = {"LD_LIBRARY_PATH": folder + ":" + os.environ.get("LD_LIBRARY_PATH", "")}
+        # One that is none, and one of another library.
+        other = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).read_bytes()
+        for content, words in ((b"rubbish", "liburing.so.2 cannot be opened"),
+                               (other, "liburing.so.2 has no io_uring_queue_init")):
+            library.write_bytes(content)
+            done = self.expect(0, "info", "--json", **environment)
+            self.assertEqual(json.loads(done.stdout)["swap_file_backend"], "threads")
+            done = self.expect(1, "bench", "swap", *self.SMALL, "--file", self.path("blocks"), "--reader", "uring",
+                               **environment)
+            if "built without liburing" not in done.stderr:
+                self.assertIn(words, done.stderr)
+            self.assertIn("ATTN_SWAP_READER_AUTO takes threads then", done.stderr)
+            self.assertFalse(os.path.exists(self.path("blocks")))
+
     def test_from_host_memory(self):
         done = self.bench()
         self.assertEqual((done["op"], done["backend"], done["limit_gbs"]), ("swap", "host memory", None))
@@ -1217,8 +1338,52 @@ class Swap(Program):
             done = self.bench("--file", path, "--reader", reader)
             self.assertIn(done["backend"], ("io_uring", "threads") if reader == "auto" else ("threads",))
             self.assertGreater(done["limit_share"], 0)
+            self.assertEqual((done["num_reads"], done["read_bytes"]),
+                             (16 if done["backend"] == "threads" else 64, 512 << 10))
             self.assertFalse(os.path.exists(path))
         self.assertIn("in a file", self.expect(0, "bench", "swap", *self.SMALL, "--file", path).stdout)
+
+    def read_timeline(self, path):
+        """Events of each row, by name; and the share that the file names."""
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+        rows, events = {}, {}
+        for event in document["traceEvents"]:
+            if event["ph"] == "M":
+                rows[event["tid"]] = event["args"]["name"]
+        for event in document["traceEvents"]:
+            if event["ph"] == "X":
+                self.assertEqual(event["cat"], rows[event["tid"]])
+                self.assertGreaterEqual(event["dur"], 0)
+                events.setdefault(event["cat"], []).append(event)
+        # What stands in a row does not overlap.
+        for tid in rows:
+            row = [event for found in events.values() for event in found if event["tid"] == tid]
+            for last, event in zip(row, row[1:]):
+                self.assertGreaterEqual(event["ts"] + 0.01, last["ts"] + last["dur"])
+        return events, document["otherData"]["compute_hidden_share"]
+
+    def test_timeline(self):
+        path, timeline = self.path("blocks"), self.path("timeline")
+        for options in ((), ("--file", path)):
+            done = self.bench("--timeline", timeline, *options)
+            events, share = self.read_timeline(timeline)
+            self.assertEqual(share, done["compute_hidden_share"])
+            # One thread does both on the host executor.
+            self.assertEqual(share, 0)
+            self.assertEqual(len(events["compute"]), done["tiles"])
+            self.assertEqual(len(events["copies"]), done["tiles"])
+            self.assertEqual({event["args"]["layer"] for event in events["compute"]}, {0, 1})
+            moved = sum(event["args"]["bytes"] for event in events["copies"])
+            self.assertAlmostEqual(moved, done["bytes_moved"], delta=0.1 * done["bytes_moved"])
+            self.assertEqual("reads" in events, bool(options))
+            names = [event["name"] for event in events["compute"]]
+            self.assertEqual(names, sorted(set(names), key=lambda name: int(name.split()[1])))
+        text = self.expect(0, "bench", "swap", *self.SMALL, "--timeline", timeline).stdout
+        self.assertIn(f"hidden    0.0 % of the time of computing under copies; {timeline} shows them", text)
+        self.assertNotIn("compute_hidden_share", self.bench())
+        self.assertIn("cannot be written: No such file", self.expect(
+            1, "bench", "swap", *self.SMALL, "--timeline", self.path("none/timeline")).stderr)
 
     def test_a_file_that_is_there_stays(self):
         path = self.path("blocks")
@@ -1246,10 +1411,14 @@ class Swap(Program):
     def test_on_the_gpu(self):
         if not self.has_gpu():
             self.skipTest("there is no GPU that fits a pack")
+        timeline = self.path("timeline")
         small = ("--host-gb", "2", "--resident-gb", "0.5", "--layers", "2", "--steps", "2", "--json")
-        done = json.loads(self.expect(0, "bench", "swap", *small).stdout)
+        done = json.loads(self.expect(0, "bench", "swap", *small, "--timeline", timeline).stdout)
         self.assertLess(done["bound_share"], 1)
         self.assertGreater(done["limit_share"], 0.5)
+        events, share = self.read_timeline(timeline)
+        self.assertEqual(len(events["compute"]), done["tiles"])
+        self.assertGreater(share, 0.5)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,32 @@ static void run_case(const struct case_file *const loaded)
     free(call.lse);
 }
 
+// More slots would only cost time. Tiles are no wider than the lists.
+#define MAX_SLOTS 256
+
+static void run_lists(const struct case_file *const loaded)
+{
+    struct attn_decode_params call = loaded->params;
+    const size_t bytes = case_elements(&call) * attn_dtype_size(call.q_dtype);
+    const size_t lse_bytes = case_rows(&call) * sizeof(float);
+    int32_t fault = INT32_MAX;
+    call.o = allocate(bytes);
+    call.lse = allocate(lse_bytes);
+    call.fault = &fault;
+    const enum attn_status status =
+        loaded->op == CASE_SWAP ? execute_swap_run(open_host(), NULL, &call, &loaded->tiled, NULL)
+                                : execute_tiled_run(open_host(), NULL, &call, &loaded->tiled, NULL);
+    if (status == ATTN_OK) {
+        if (fault < 0 || (fault >= call.batch && fault != INT32_MAX)) abort();
+        touch(call.o, bytes);
+        touch(call.lse, lse_bytes);
+    } else if (!*attn_last_error()) {
+        abort();
+    }
+    free(call.o);
+    free(call.lse);
+}
+
 static bool is_small_prefill(const struct attn_prefill_params *const p)
 {
     const int64_t tokens = p->cu_seqlens ? p->num_tokens : (int64_t) p->batch * p->q_len;
@@ -153,6 +179,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *const data, const size_t size)
         touch_tensors(&loaded);
         if (loaded.op == CASE_PREFILL && is_small_prefill(&loaded.prefill)) run_prefill(&loaded);
         if (loaded.op != CASE_PREFILL && is_small(&loaded.params)) run_case(&loaded);
+        if (loaded.tiled.block_list && is_small(&loaded.params) &&
+            loaded.tiled.resident_blocks <= MAX_SLOTS)
+            run_lists(&loaded);
         case_free(&loaded);
     }
     free(bytes);

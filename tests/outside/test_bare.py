@@ -110,6 +110,8 @@ def main():
         run(*enter, program, "info", env=environment)
         info = json.loads(run(*enter, program, "info", "--json", env=environment))
         expect(info, "attn info --json prints nothing")
+        # liburing is opened where it is there, and nothing is linked with it.
+        expect(info["swap_file_backend"] == "threads", f"liburing is among what it needs: {info}")
         case = ["run", f"/in/{CASE}", "--device", "host", "--check", "--output"]
         print(run(*enter, program, *case, f"{OUTPUT}o.safetensors", env=environment), end="")
         expect((root / "out" / "o.safetensors").stat().st_size > 0, "the output is empty")

@@ -34,6 +34,9 @@ def use_pkg_config(source, devel, folder):
     environment = {**os.environ, "PKG_CONFIG_PATH": str(devel.pc.parent)}
     packs = run(*ask, "--variable=packdir", "attn", env=environment).strip()
     expect(packs == str(devel.libdir / "attn"), f"packdir is {packs}")
+    # liburing, whose header the library is built with, is nobody's business here.
+    asked = run(*ask, "--print-requires-private", "attn", env=environment).split()
+    expect(not asked, f"attn.pc asks for {asked}")
     ask += ["--static"] if devel.is_static else []
     flags = run(*ask, "--cflags", "--libs", "attn", env=environment).split()
     program = folder / "smallest"

@@ -48,8 +48,9 @@ struct queue {
 };
 
 struct attn_cu_event_st {
-    bool open;
+    bool open, timed;
     uint64_t recorded, done;
+    int time;
 };
 
 struct allocation {
@@ -65,6 +66,8 @@ static struct attn_cu_event_st events[MAX_EVENTS];
 static struct queue queues[MAX_STREAMS + 4];
 static struct operation *operations;
 static int num_operations, num_done;
+// Every operation takes a millisecond.
+static int clock_ms;
 static struct allocation allocations[MAX_ALLOCATIONS];
 static struct random order;
 
@@ -100,9 +103,11 @@ static void do_next(struct queue *const queue)
 {
     const struct operation *const next = &operations[queue->operations[queue->first++]];
     num_done++;
+    clock_ms++;
     if (next->kind == COPY) memcpy(next->to, next->from, next->bytes);
     if (next->kind == COPY) fake_streams.num_copied++;
     if (next->kind == RECORD) next->event->done = next->number;
+    if (next->kind == RECORD) next->event->time = clock_ms;
     if (next->kind == WORK) next->work(next->argument);
 }
 
@@ -312,9 +317,10 @@ static attn_cu_result fake_event_create(attn_cu_event *const event, const unsign
     ENTER("cuEventCreate");
     int i = 0;
     while (i < MAX_EVENTS && events[i].open) i++;
-    if (i == MAX_EVENTS || flags != ATTN_CU_EVENT_DISABLE_TIMING)
+    if (i == MAX_EVENTS || (flags && flags != ATTN_CU_EVENT_DISABLE_TIMING))
         return ATTN_CU_ERROR_INVALID_VALUE;
-    events[i] = (struct attn_cu_event_st){ .open = true };
+    events[i] = (struct attn_cu_event_st){ .open = true, .timed = !flags };
+    fake_streams.timed_events += !flags;
     fake_streams.events++;
     *event = &events[i];
     return ATTN_CU_SUCCESS;
@@ -346,6 +352,19 @@ static attn_cu_result fake_event_sync(const attn_cu_event event)
     if (!event || !event->open) return ATTN_CU_ERROR_INVALID_VALUE;
     while (event->done < event->recorded)
         if (!do_any(true)) abort();
+    return ATTN_CU_SUCCESS;
+}
+
+static attn_cu_result fake_event_elapsed(float *const milliseconds, const attn_cu_event start,
+                                         const attn_cu_event end)
+{
+    ENTER("cuEventElapsedTime");
+    const attn_cu_event both[] = { start, end };
+    for (int i = 0; i < 2; i++)
+        if (!both[i] || !both[i]->open || !both[i]->timed || !both[i]->recorded ||
+            both[i]->done < both[i]->recorded)
+            return ATTN_CU_ERROR_INVALID_VALUE;
+    *milliseconds = (float) (end->time - start->time);
     return ATTN_CU_SUCCESS;
 }
 

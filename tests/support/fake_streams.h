@@ -26,6 +26,8 @@ struct fake_streams {
     int num_calls, num_failed;
     // What is there now: allocations and their bytes, memory pinned in place, streams, events.
     int allocations, host_allocations, pinned, streams, events;
+    // Events with times that were ever made.
+    int timed_events;
     size_t device_bytes, host_bytes;
     // Copies enqueued, calls of the driver for them, and their bytes.
     int num_copies, num_copy_calls, num_batches;
