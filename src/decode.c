@@ -335,6 +335,23 @@ static int32_t chunk_keys(const struct attn_device *const device, const struct l
     return launch->row ? launch->row->tile : device->info.splitk_policy.count;
 }
 
+static struct attn_decode_plan describe_launch(const struct attn_decode_shape *const shape,
+                                               const struct launch *const launch)
+{
+    struct attn_decode_plan plan = {
+        .size = (uint32_t) sizeof(plan),
+        .kernel = launch->row ? launch->row->name : "host executor",
+        .num_splits = launch->num_splits,
+        .grid = launch->grid,
+        .block = launch->block,
+        .smem_bytes = launch->smem_bytes,
+        .workspace_bytes = launch->workspace_bytes,
+        .num_counters = launch->num_counters,
+    };
+    count_work(shape, &plan);
+    return plan;
+}
+
 enum attn_status attn_decode_plan(const struct attn_device *const device,
                                   const struct attn_decode_shape *const shape,
                                   struct attn_decode_plan *const plan)
@@ -345,18 +362,8 @@ enum attn_status attn_decode_plan(const struct attn_device *const device,
     struct launch launch;
     const enum attn_status status = plan_shape(device, shape, &own, &launch);
     if (status != ATTN_OK) return status;
-    struct attn_decode_plan full = {
-        .size = (uint32_t) sizeof(full),
-        .kernel = launch.row ? launch.row->name : "host executor",
-        .num_splits = launch.num_splits,
-        .chunk_keys = chunk_keys(device, &launch),
-        .grid = launch.grid,
-        .block = launch.block,
-        .smem_bytes = launch.smem_bytes,
-        .workspace_bytes = launch.workspace_bytes,
-        .num_counters = launch.num_counters,
-    };
-    count_work(&own, &full);
+    struct attn_decode_plan full = describe_launch(&own, &launch);
+    full.chunk_keys = chunk_keys(device, &launch);
     return attn_result_copy(device->log, device->log_user, "plan", plan, &full, sizeof(full));
 }
 
@@ -425,8 +432,11 @@ enum attn_status attn_decode_reset_counters(struct attn_device *const device,
 }
 
 static struct attn_decode_args fill_args(const struct attn_decode_params *const params,
+                                         const struct attn_decode_chunks *const chunks,
                                          const struct launch *const launch)
 {
+    static const struct attn_decode_chunks none;
+    const struct attn_decode_chunks *const own = chunks ? chunks : &none;
     const int32_t ratio = params->num_q_heads / params->num_kv_heads;
     uint32_t page_magic, splits_magic, ratio_magic;
     int32_t page_shift, splits_shift, ratio_shift;
@@ -493,16 +503,23 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .skip_table = params->skip_table,
         .skip_table_length = params->skip_table ? params->skip_table_length : 0,
         .dropped = params->dropped_blocks,
+        .most_tokens = own->most_tokens,
+        .num_tokens = own->num_tokens,
+        .kv_len = own->kv_len,
+        .q_offset = own->q_offset,
+        .cu_seqlens = own->cu_seqlens,
+        .q_offsets = own->q_offsets,
     };
 }
 
 static enum attn_status launch_kernel(const struct attn_device *const device,
                                       const struct attn_decode_params *const params,
+                                      const struct attn_decode_chunks *const chunks,
                                       const struct attn_decode_shape *const shape,
                                       struct launch *const launch, const attn_stream stream)
 {
     if (device->grid_limit > 0) limit_grid(device, shape, launch);
-    struct attn_decode_args args = fill_args(params, launch);
+    struct attn_decode_args args = fill_args(params, chunks, launch);
     attn_decode_set_boxes(device, params, launch->row->warpgroups > 0, &args);
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
@@ -525,10 +542,44 @@ enum attn_status attn_decode_run_within(struct attn_device *const device,
     if (device->info.kind == ATTN_DEVICE_TARGET) return fail_no_gpu(device);
     if (own.batch == 0) return ATTN_OK;
     if (device->info.kind != ATTN_DEVICE_HOST)
-        return launch_kernel(device, &own, &shape, &launch, stream);
+        return launch_kernel(device, &own, NULL, &shape, &launch, stream);
     if (attn_reference_decode(&own) == 0) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_MEMORY,
                      "out of memory in the host executor");
+}
+
+// ---- chunks of prompts
+
+bool attn_decode_has_kernel(const struct attn_device *const device,
+                            const struct attn_decode_shape *const shape)
+{
+    return find_row(device->pack, shape, 0) != NULL;
+}
+
+enum attn_status attn_decode_plan_within(const struct attn_device *const device,
+                                         const struct attn_decode_shape *const shape,
+                                         const struct attn_decode_limits *const limits,
+                                         struct attn_decode_plan *const plan)
+{
+    struct launch launch;
+    const enum attn_status status = plan_launch(device, shape, limits, &launch);
+    if (status != ATTN_OK) return status;
+    *plan = describe_launch(shape, &launch);
+    plan->chunk_keys = launch.row->tile;
+    return ATTN_OK;
+}
+
+enum attn_status attn_decode_run_chunks(const struct attn_device *const device,
+                                        const struct attn_decode_params *const params,
+                                        const struct attn_decode_chunks *const chunks,
+                                        const struct attn_decode_limits *const limits,
+                                        const attn_stream stream)
+{
+    struct launch launch;
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
+    const enum attn_status status = plan_launch(device, &shape, limits, &launch);
+    if (status != ATTN_OK) return status;
+    return launch_kernel(device, params, chunks, &shape, &launch, stream);
 }
 
 enum attn_status attn_decode(struct attn_device *const device,

@@ -11,6 +11,7 @@
 #define MIN_HEAD_DIM 16
 #define MAX_HEAD_DIM 512
 #define ROW_ALIGNMENT 16
+#define WORKSPACE_ALIGNMENT 256
 // Of BF16 and FP16.
 #define ELEMENT_BYTES 2
 
@@ -194,8 +195,10 @@ static int64_t table_bytes(const struct attn_prefill_params *const params)
     return attn_size_times(attn_size_plus(rows, params->max_pages_per_seq), 4);
 }
 
+// Without the workspace if `needed` is 0, and without the counters if their number is.
 static enum attn_status check_buffers(const struct attn_device *const device,
-                                      const struct attn_prefill_params *const params)
+                                      const struct attn_prefill_params *const params,
+                                      const size_t needed, const int32_t num_counters)
 {
     const int64_t tokens = count_tokens(params), word = 4, batch = params->batch;
     const int64_t q_row = (int64_t) params->num_q_heads * params->head_dim;
@@ -221,6 +224,9 @@ static enum attn_status check_buffers(const struct attn_device *const device,
         { "sinks", params->sinks, params->num_q_heads * word, 4, false, false },
         { "lse", params->lse, attn_size_times(lse_elements, word), 4, false, true },
         { "fault", params->fault, word, 4, false, true },
+        { "counters", num_counters > 0 ? params->counters : NULL, num_counters * word, 4, false,
+          true },
+        { "workspace", needed > 0 ? params->workspace : NULL, (int64_t) needed, 1, false, true },
     };
     return attn_buffers_check(device, buffers, sizeof(buffers) / sizeof(buffers[0]));
 }
@@ -237,7 +243,24 @@ enum attn_status attn_prefill_check_params(const struct attn_device *const devic
     status = check_strides(device, params);
     // Nothing will be read or written: the pointers don't matter.
     if (status != ATTN_OK || attn_prefill_is_empty(params)) return status;
-    return check_buffers(device, params);
+    return check_buffers(device, params, 0, 0);
+}
+
+enum attn_status attn_prefill_check_workspace(const struct attn_device *const device,
+                                              const struct attn_prefill_params *const params,
+                                              const size_t needed, const int32_t num_counters)
+{
+    REQUIRE((uintptr_t) params->workspace % WORKSPACE_ALIGNMENT == 0,
+            "workspace is %p: it has to be aligned to %d bytes", params->workspace,
+            WORKSPACE_ALIGNMENT);
+    REQUIRE(params->workspace_bytes >= needed,
+            "workspace_bytes is %zu: this call needs %zu (attn_prefill_workspace tells)",
+            params->workspace_bytes, needed);
+    REQUIRE(params->counters,
+            "counters is NULL: a call with a workspace needs %d of them (attn_prefill_counters "
+            "tells)",
+            num_counters);
+    return check_buffers(device, params, needed, num_counters);
 }
 
 enum attn_status attn_prefill_check_shape(const struct attn_device *const device,
@@ -263,6 +286,10 @@ enum attn_status attn_prefill_check_shape(const struct attn_device *const device
                 shape->rows == ATTN_PREFILL_TWIN_ROWS,
             "rows is %d: it has to be 0 (as attn_prefill), %d or %d", shape->rows,
             ATTN_PREFILL_ROWS, ATTN_PREFILL_TWIN_ROWS);
+    REQUIRE(shape->page_size >= 0, "page_size is %d: it has to be 0 (no pages) or positive",
+            shape->page_size);
+    REQUIRE(shape->page_size == 0 || shape->max_pages_per_seq >= 1,
+            "max_pages_per_seq is %d: it has to be at least 1", shape->max_pages_per_seq);
     enum attn_status status = check_heads(device, &params);
     if (status == ATTN_OK) status = check_scalars(device, &params);
     return status == ATTN_OK ? check_lengths(device, &params) : status;

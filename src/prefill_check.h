@@ -17,6 +17,12 @@ enum attn_status attn_prefill_check_layout(const struct attn_device *device,
 enum attn_status attn_prefill_check_params(const struct attn_device *device,
                                            struct attn_prefill_params *params);
 
+// The rules of the workspace, for other parameters that were checked. `needed` and `num_counters`:
+// what attn_prefill_workspace and attn_prefill_counters say of the call's shape.
+enum attn_status attn_prefill_check_workspace(const struct attn_device *device,
+                                              const struct attn_prefill_params *params,
+                                              size_t needed, int32_t num_counters);
+
 // The rules that a shape can break, for the parameters that `shape` stands for.
 enum attn_status attn_prefill_check_shape(const struct attn_device *device,
                                           const struct attn_prefill_shape *shape);

@@ -6,6 +6,7 @@
 #include "kernels/prefill/prefill_params.h"
 #include "pack_scan.h"
 #include "prefill_check.h"
+#include "prefill_short.h"
 #include "status.h"
 
 const struct attn_pack_row *attn_prefill_find_row(const struct attn_device *const device,
@@ -41,23 +42,24 @@ static enum attn_status fail_unsupported(const struct attn_device *const device,
                      attn_dtype_name(dtype), head_dim, *kernels ? kernels : "none");
 }
 
-// Tiles of `rows` query tokens that the sequences have together, at most: where they differ, each
-// but the first may begin a tile with one token.
-static int64_t count_tiles(const struct attn_prefill_shape *const shape, const int32_t rows)
+// Tiles of `rows` query tokens that the sequences with more than `short_tokens` have together, at
+// most: where they differ, each but the first may begin a tile with one token.
+static int64_t count_tiles(const struct attn_prefill_shape *const shape, const int32_t rows,
+                           const int32_t short_tokens)
 {
     if (!shape->is_ragged)
         return (int64_t) shape->batch * (((int64_t) shape->q_len + rows - 1) / rows);
-    const int64_t tokens = shape->num_tokens;
-    const int64_t sequences = shape->batch < tokens ? shape->batch : tokens;
+    const int64_t tokens = shape->num_tokens, most = tokens / (short_tokens + 1);
+    const int64_t sequences = shape->batch < most ? shape->batch : most;
     return (tokens + sequences * (rows - 1)) / rows;
 }
 
 // Blocks are counted in 32 bits.
 static enum attn_status find_tiles(const struct attn_device *const device,
                                    const struct attn_prefill_shape *const shape, const int32_t rows,
-                                   int32_t *const tiles)
+                                   const int32_t short_tokens, int32_t *const tiles)
 {
-    const int64_t count = count_tiles(shape, rows);
+    const int64_t count = count_tiles(shape, rows, short_tokens);
     if (count > INT32_MAX / shape->num_q_heads)
         return attn_fail(
             device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
@@ -113,7 +115,7 @@ static void set_boxes(const struct attn_device *const device, const struct attn_
 }
 
 static struct attn_prefill_args fill_args(const struct attn_prefill_params *const params,
-                                          const int32_t tiles)
+                                          const int32_t short_tokens, const int32_t tiles)
 {
     const int32_t ratio = params->num_q_heads / params->num_kv_heads;
     uint32_t page_magic, ratio_magic, heads_magic;
@@ -161,6 +163,7 @@ static struct attn_prefill_args fill_args(const struct attn_prefill_params *cons
         .heads_magic = heads_magic,
         .heads_shift = heads_shift,
         .tiles = tiles,
+        .short_tokens = short_tokens,
         .causal = params->causal,
         .window = params->window,
         .scale = params->scale,
@@ -168,25 +171,70 @@ static struct attn_prefill_args fill_args(const struct attn_prefill_params *cons
     };
 }
 
+// How a call runs: what each form is launched with.
+struct forms {
+    struct attn_prefill_forms has;
+    // Of the long form.
+    const struct attn_pack_row *row;
+    int32_t short_tokens, tiles;
+    // Of the short one.
+    struct attn_decode_limits needs;
+    struct attn_decode_plan decode;
+};
+
+static enum attn_status plan_long(const struct attn_device *const device,
+                                  const struct attn_prefill_shape *const shape,
+                                  const enum attn_prefill_form form, struct forms *const forms)
+{
+    forms->short_tokens = forms->has.may_be_short ? ATTN_PREFILL_SHORT_TOKENS : 0;
+    forms->row = attn_prefill_find_row(device, shape->dtype, shape->head_dim, form);
+    if (!forms->row) return fail_unsupported(device, shape->dtype, shape->head_dim, form);
+    return find_tiles(device, shape, forms->row->rows, forms->short_tokens, &forms->tiles);
+}
+
+// `has_short`: there is a workspace, and the shape has the short form.
+static enum attn_status plan_forms(const struct attn_device *const device,
+                                   const struct attn_prefill_shape *const shape,
+                                   const enum attn_prefill_form form, const bool has_short,
+                                   struct forms *const forms)
+{
+    *forms = (struct forms){ .has = { false, true } };
+    enum attn_status status = ATTN_OK;
+    if (has_short) {
+        forms->has = attn_prefill_find_forms(shape);
+        status = attn_prefill_find_needs(device, shape, &forms->needs);
+        if (status == ATTN_OK && forms->has.may_be_short)
+            status = attn_prefill_plan_short(device, shape, &forms->needs, &forms->decode);
+    }
+    return status == ATTN_OK && forms->has.may_be_long ? plan_long(device, shape, form, forms)
+                                                       : status;
+}
+
 enum attn_status attn_prefill_launch(const struct attn_device *const device,
                                      const struct attn_prefill_params *const params,
                                      const enum attn_prefill_form form, const attn_stream stream)
 {
     const struct attn_prefill_shape shape = attn_prefill_shape_of(params);
-    const struct attn_pack_row *const row =
-        attn_prefill_find_row(device, params->dtype, params->head_dim, form);
-    if (!row) return fail_unsupported(device, params->dtype, params->head_dim, form);
-    int32_t tiles;
-    const enum attn_status status = find_tiles(device, &shape, row->rows, &tiles);
+    const bool is_empty = attn_prefill_is_empty(params);
+    const bool has_short = form == ATTN_PREFILL_ANY && params->workspace && !is_empty &&
+                           attn_prefill_has_short(device, &shape);
+    struct forms forms;
+    enum attn_status status = plan_forms(device, &shape, form, has_short, &forms);
+    if (status == ATTN_OK && has_short)
+        status = attn_prefill_check_workspace(device, params, forms.needs.workspace_bytes,
+                                              forms.needs.num_counters);
     if (status != ATTN_OK) return status;
     if (device->info.kind == ATTN_DEVICE_TARGET)
         return attn_fail(device->log, device->log_user, ATTN_ERROR_NO_DEVICE,
                          "the device is the target %s without a GPU: it has plans only",
                          device->info.target);
-    if (attn_prefill_is_empty(params)) return ATTN_OK;
-    struct attn_prefill_args args = fill_args(params, tiles);
-    set_boxes(device, row, params, &args);
-    return attn_device_launch(device, row, tiles * params->num_q_heads, &args, stream);
+    if (is_empty) return ATTN_OK;
+    if (forms.has.may_be_short)
+        status = attn_prefill_launch_short(device, params, &forms.needs, stream);
+    if (status != ATTN_OK || !forms.row) return status;
+    struct attn_prefill_args args = fill_args(params, forms.short_tokens, forms.tiles);
+    set_boxes(device, forms.row, params, &args);
+    return attn_device_launch(device, forms.row, forms.tiles * params->num_q_heads, &args, stream);
 }
 
 // ---- a plan
@@ -245,17 +293,40 @@ static enum attn_status plan_launch(const struct attn_device *const device,
     const enum attn_prefill_form form = shape->rows == ATTN_PREFILL_ROWS ? ATTN_PREFILL_ORIGINAL
                                         : shape->rows                    ? ATTN_PREFILL_TWIN
                                                                          : ATTN_PREFILL_ANY;
-    const struct attn_pack_row *const row =
-        attn_prefill_find_row(device, shape->dtype, shape->head_dim, form);
-    if (!row) return fail_unsupported(device, shape->dtype, shape->head_dim, form);
-    const enum attn_status status = find_tiles(device, shape, row->rows, &plan->tiles);
+    const bool is_empty =
+        shape->batch == 0 || (shape->is_ragged ? shape->num_tokens : shape->q_len) == 0;
+    struct forms forms;
+    const enum attn_status status =
+        plan_forms(device, shape, form, !is_empty && attn_prefill_has_short(device, shape), &forms);
     if (status != ATTN_OK) return status;
-    plan->kernel = row->name;
-    plan->rows = row->rows;
-    plan->grid = plan->tiles * shape->num_q_heads;
-    plan->block = attn_pack_row_threads(row);
-    plan->smem_bytes = attn_pack_row_smem(row);
+    plan->kernel = NULL;
+    if (forms.row) {
+        plan->kernel = forms.row->name;
+        plan->rows = forms.row->rows;
+        plan->tiles = forms.tiles;
+        plan->grid = forms.tiles * shape->num_q_heads;
+        plan->block = attn_pack_row_threads(forms.row);
+        plan->smem_bytes = attn_pack_row_smem(forms.row);
+    }
+    plan->short_kernel = forms.decode.kernel;
+    plan->short_grid = forms.decode.grid;
+    plan->short_block = forms.decode.block;
+    plan->short_smem_bytes = forms.decode.smem_bytes;
+    plan->workspace_bytes = forms.needs.workspace_bytes;
+    plan->num_counters = forms.needs.num_counters;
     return ATTN_OK;
+}
+
+// Into `own`, checked.
+static enum attn_status take_shape(const struct attn_device *const device,
+                                   const struct attn_prefill_shape *const shape,
+                                   struct attn_prefill_shape *const own)
+{
+    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
+    ATTN_REQUIRE(device->log, device->log_user, shape, "shape is NULL");
+    const enum attn_status status =
+        attn_params_copy(device->log, device->log_user, "shape", own, sizeof(*own), shape);
+    return status == ATTN_OK ? attn_prefill_check_shape(device, own) : status;
 }
 
 enum attn_status attn_prefill_plan(const struct attn_device *const device,
@@ -264,16 +335,48 @@ enum attn_status attn_prefill_plan(const struct attn_device *const device,
 {
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, plan, "plan is NULL");
-    ATTN_REQUIRE(NULL, NULL, device, "device is NULL");
-    ATTN_REQUIRE(device->log, device->log_user, shape, "shape is NULL");
     struct attn_prefill_shape own;
-    enum attn_status status =
-        attn_params_copy(device->log, device->log_user, "shape", &own, sizeof(own), shape);
-    if (status == ATTN_OK) status = attn_prefill_check_shape(device, &own);
+    enum attn_status status = take_shape(device, shape, &own);
     struct attn_prefill_plan full = { .size = (uint32_t) sizeof(full), .kernel = "host executor" };
     if (status == ATTN_OK && device->info.kind != ATTN_DEVICE_HOST)
         status = plan_launch(device, &own, &full);
     if (status != ATTN_OK) return status;
     count_work(&own, &full);
     return attn_result_copy(device->log, device->log_user, "plan", plan, &full, sizeof(full));
+}
+
+static enum attn_status find_sizes(const struct attn_device *const device,
+                                   const struct attn_prefill_shape *const shape,
+                                   struct attn_decode_limits *const sizes)
+{
+    struct attn_prefill_shape own;
+    const enum attn_status status = take_shape(device, shape, &own);
+    if (status != ATTN_OK || !attn_prefill_has_short(device, &own)) return status;
+    return attn_prefill_find_needs(device, &own, sizes);
+}
+
+enum attn_status attn_prefill_workspace(const struct attn_device *const device,
+                                        const struct attn_prefill_shape *const shape,
+                                        size_t *const bytes)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, bytes, "bytes is NULL: it receives the size");
+    *bytes = 0;
+    struct attn_decode_limits sizes = { 0 };
+    const enum attn_status status = find_sizes(device, shape, &sizes);
+    if (status == ATTN_OK) *bytes = sizes.workspace_bytes;
+    return status;
+}
+
+enum attn_status attn_prefill_counters(const struct attn_device *const device,
+                                       const struct attn_prefill_shape *const shape,
+                                       int32_t *const count)
+{
+    attn_error_clear();
+    ATTN_REQUIRE(NULL, NULL, count, "count is NULL: it receives the number of counters");
+    *count = 0;
+    struct attn_decode_limits sizes = { 0 };
+    const enum attn_status status = find_sizes(device, shape, &sizes);
+    if (status == ATTN_OK) *count = sizes.num_counters;
+    return status;
 }

@@ -196,6 +196,17 @@ Test(prefill_args, has_defaults)
     cr_expect_eq(memcmp(&init, &expected, sizeof(init)), 0);
 }
 
+// The host executor needs none, and does not look at it.
+Test(prefill_args, ignores_a_workspace)
+{
+    params = right_params();
+    set_pages();
+    params.workspace = (void *) (uintptr_t) 3;
+    params.counters = (int32_t *) (uintptr_t) 5;
+    cr_expect_eq(attn_prefill(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(attn_prefill_paged_64(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+}
+
 Test(prefill_args, needs_a_device_and_params)
 {
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
@@ -563,6 +574,9 @@ static const struct extent fields[] = {
     AT(q_offsets),
     AT(kv_starts),
     AT(num_kv_tokens),
+    AT(workspace),
+    AT(workspace_bytes),
+    AT(counters),
     { sizeof(struct attn_prefill_params), 0 },
 };
 
@@ -595,5 +609,5 @@ Test(prefill_args, takes_params_of_every_older_size)
         served += status == ATTN_OK;
     }
     // All from those that end with v on.
-    cr_expect_eq(served, 21);
+    cr_expect_eq(served, 24);
 }

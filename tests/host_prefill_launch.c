@@ -400,6 +400,244 @@ Test(prefill_launch, has_no_gpu_for_a_target)
     cr_expect_eq(fake.num_calls, 0);
 }
 
+// ---- the short form
+
+#define SHORT_DECODE "decode_bf16_bf16_d128_r64"
+#define SHORT_PREFILL "prefill_bf16_d128"
+
+// 3 sequences of `tokens` tokens, the last of their keys, 32 query heads on 8 KV heads of 128, in
+// pages; and all that the short form wants.
+static struct attn_prefill_params short_params(const int32_t tokens)
+{
+    struct attn_prefill_params params = right_params();
+    params.q_len = tokens;
+    params.q_offset = 1000 - tokens;
+    params.num_q_heads = 32;
+    params.num_kv_heads = 8;
+    params.head_dim = 128;
+    set_pages(&params, 16);
+    const struct attn_prefill_shape shape = attn_prefill_shape_of(&params);
+    cr_assert_eq(attn_prefill_workspace(device, &shape, &params.workspace_bytes), ATTN_OK);
+    params.workspace = AT(20);
+    params.counters = AT(21);
+    return params;
+}
+
+static void expect_no_short(const struct attn_prefill_params *const params)
+{
+    const struct attn_prefill_shape shape = attn_prefill_shape_of(params);
+    size_t bytes = 1;
+    int32_t count = 1;
+    cr_expect_eq(attn_prefill_workspace(device, &shape, &bytes), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(attn_prefill_counters(device, &shape, &count), ATTN_OK);
+    cr_expect(bytes == 0 && count == 0, "%zu, %d", bytes, count);
+}
+
+// The arguments of the launch before the last, or of the last.
+static const struct attn_decode_args *expect_decode(const int before, const int32_t tokens)
+{
+    const struct fake_launch *const launch =
+        &fake.launches[(fake.num_launches - 1 - before) % FAKE_MAX_LAUNCHES];
+    cr_assert_eq(strncmp(launch->kernel, "decode_", 7), 0, "%s", launch->kernel);
+    cr_expect_eq(launch->args.most_tokens, ATTN_PREFILL_SHORT_TOKENS);
+    cr_expect_eq(launch->args.q_len, tokens);
+    cr_expect_eq(launch->stream, STREAM);
+    return &launch->args;
+}
+
+Test(prefill_launch, passes_short_sequences_to_decode)
+{
+    open_device(ATTN_DEVICE_ORDINAL);
+    struct attn_prefill_params params = short_params(16);
+    params.sinks = AT(9);
+    params.lse = AT(10);
+    params.fault = AT(11);
+    params.window = 77;
+    params.softcap = 30.0f;
+    params.q_token_stride = 32 * 128 + 64;
+    params.k_page_stride = 9 * 16 * 8 * 128;
+    params.k_token_stride = 128;
+    params.k_head_stride = 16 * 128;
+    params.table_stride = 1003;
+    expect_launch(attn_prefill, &params, "decode_bf16_bf16_d128_wide");
+    const struct attn_decode_args *const args = expect_decode(0, 16);
+    cr_expect(args->q == AT(1) && args->o == AT(2) && args->k == AT(3) && args->v == AT(4));
+    cr_expect(args->block_table == AT(5) && !args->v_table && !args->seq_lens);
+    cr_expect(!args->cu_seqlens && !args->q_offsets && !args->tree_mask && !args->skip_table);
+    cr_expect(args->sinks == AT(9) && args->lse == AT(10) && args->fault == AT(11));
+    cr_expect(args->slots == AT(20) && args->counters == AT(21) && !args->pieces);
+    cr_expect(args->kv_len == 1000 && args->q_offset == 984 && args->batch == 3);
+    cr_expect(args->q_token_stride == 32 * 128 + 64 && args->q_stride == 16 * (32 * 128 + 64));
+    cr_expect(args->k_page_stride == 9 * 16 * 8 * 128 && args->k_head_stride == 16 * 128);
+    cr_expect(args->v_page_stride == 16 * 8 * 128 && args->v_token_stride == 8 * 128);
+    cr_expect(args->num_pages == 4000 && args->table_stride == 1003 && args->max_keys == 16000);
+    cr_expect(args->window == 77 && !args->window_is_shared && args->splits == 1);
+    cr_expect(args->ratio == 4 && args->group_rows == 16 && args->row_groups == 4);
+    cr_expect(args->scale == 0.0625f && args->softcap == 30.0f);
+    cr_expect(args->k_scale == 1 && args->v_scale == 1 && args->has_boxes);
+}
+
+Test(prefill_launch, launches_both_forms_where_both_may_be)
+{
+    open_device(ATTN_DEVICE_ORDINAL);
+    struct attn_prefill_params params = short_params(300);
+    set_ragged(&params);
+    cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_assert_eq(fake.num_launches, 2);
+    const struct attn_decode_args *args = expect_decode(1, 256);
+    cr_expect_str_eq(fake.launches[0].kernel, SHORT_DECODE);
+    cr_expect(args->cu_seqlens == AT(6) && args->seq_lens == AT(7) && args->q_offsets == AT(8));
+    cr_expect_eq(args->num_tokens, 900);
+    cr_expect_str_eq(last_launch()->kernel, SHORT_PREFILL);
+    cr_expect_eq(last_launch()->prefill.short_tokens, ATTN_PREFILL_SHORT_TOKENS);
+    // At most 3 sequences of 257 tokens and more.
+    cr_expect_eq(last_launch()->prefill.tiles, (900 + 3 * 63) / 64);
+    params.num_tokens = 2 * 257 - 1;
+    cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK);
+    cr_expect_eq(last_launch()->prefill.tiles, (2 * 257 - 1 + 63) / 64);
+    // None of them can be long.
+    const int launches = fake.num_launches;
+    params.num_tokens = 256;
+    cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK);
+    cr_expect_eq(fake.num_launches, launches + 1);
+    expect_decode(0, 256);
+    params.num_tokens = 3;
+    expect_launch(attn_prefill, &params, "decode_bf16_bf16_d128_wide");
+    expect_decode(0, 3);
+}
+
+Test(prefill_launch, has_one_form_for_one_length)
+{
+    open_device(ATTN_DEVICE_ORDINAL);
+    struct attn_prefill_params params = short_params(1);
+    expect_launch(attn_prefill, &params, "decode_bf16_bf16_d128");
+    params = short_params(256);
+    expect_launch(attn_prefill, &params, SHORT_DECODE);
+    params = short_params(257);
+    expect_launch(attn_prefill, &params, SHORT_PREFILL);
+    cr_expect_eq(last_launch()->prefill.short_tokens, 0);
+    // Not by the originals.
+    params = short_params(16);
+    expect_launch(attn_prefill_paged_64, &params, SHORT_PREFILL);
+    cr_expect_eq(last_launch()->prefill.short_tokens, 0);
+}
+
+Test(prefill_launch, has_the_long_form_without_the_short_one)
+{
+    open_device(ATTN_DEVICE_ORDINAL);
+    const struct attn_prefill_params right = short_params(16);
+    struct attn_prefill_params params = right;
+    params.workspace = NULL;
+    params.counters = NULL;
+    expect_launch(attn_prefill, &params, SHORT_PREFILL);
+    cr_expect_eq(last_launch()->prefill.short_tokens, 0);
+    struct attn_prefill_params others[4] = { right, right, right, right };
+    others[0].causal = 0;
+    others[1].window = ATTN_PREFILL_SHORT_WINDOW + 1;
+    others[2].block_table = NULL;
+    // No kernel of decode for many query rows.
+    others[3].head_dim = 256;
+    for (size_t i = 0; i < COUNT(others); i++) {
+        // Not looked at.
+        others[i].workspace_bytes = 0;
+        others[i].counters = NULL;
+        expect_no_short(&others[i]);
+        expect_launch(attn_prefill, &others[i], i == 3 ? "prefill_bf16_d256_fa128" : SHORT_PREFILL);
+        cr_expect_eq(last_launch()->prefill.short_tokens, 0);
+    }
+    params = right;
+    params.window = ATTN_PREFILL_SHORT_WINDOW;
+    expect_launch(attn_prefill, &params, "decode_bf16_bf16_d128_wide");
+    open_device(ATTN_DEVICE_HOST);
+    expect_no_short(&right);
+}
+
+Test(prefill_launch, refuses_a_wrong_workspace)
+{
+    open_device(ATTN_DEVICE_ORDINAL);
+    const struct attn_prefill_params right = short_params(16);
+    struct attn_prefill_params params = right;
+    params.workspace_bytes--;
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "(attn_prefill_workspace tells)");
+    params = right;
+    params.workspace = (char *) AT(20) + 128;
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "workspace is ");
+    params = right;
+    params.workspace = (void *) (uintptr_t) (UINTPTR_MAX - 255);
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "workspace is ");
+    params = right;
+    params.counters = NULL;
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "(attn_prefill_counters tells)");
+    params = right;
+    params.counters = (int32_t *) ((char *) AT(21) + 2);
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "counters is ");
+    params = right;
+    params.workspace = params.o;
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "overlap");
+    params = right;
+    params.counters = (int32_t *) params.workspace + 64;
+    expect_refused(attn_prefill, &params, ATTN_ERROR_INVALID, "overlap");
+    // There is no kernel of the long form, which the short one does not need.
+    params = right;
+    params.dtype = ATTN_DTYPE_FP16;
+    params.head_dim = 32;
+    const struct attn_prefill_shape shape = attn_prefill_shape_of(&params);
+    cr_assert_eq(attn_prefill_workspace(device, &shape, &params.workspace_bytes), ATTN_OK);
+    expect_launch(attn_prefill, &params, "decode_fp16_fp16_d32");
+    set_ragged(&params);
+    expect_refused(attn_prefill, &params, ATTN_ERROR_UNSUPPORTED, "no prefill kernel for fp16");
+    params.head_dim = 128;
+    params.dtype = ATTN_DTYPE_BF16;
+    params.batch = 0;
+    params.workspace = (void *) (uintptr_t) 3;
+    cr_expect_eq(attn_prefill(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    params.batch = 3;
+    params.num_tokens = 0;
+    cr_expect_eq(attn_prefill(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
+    cr_expect_eq(fake.num_launches, 1);
+}
+
+// Slots and counters that a launch may use are in what the sizes say, for any number of tokens; and
+// a larger shape never needs less.
+Test(prefill_launch, keeps_to_its_workspace)
+{
+    static const int32_t ratios[] = { 1, 4, 16 }, pages[] = { 1, 70, 9000 };
+    static const int32_t batches[] = { 1, 3, 40, 3000 };
+    open_device(ATTN_DEVICE_ORDINAL);
+    for (size_t r = 0; r < COUNT(ratios); r++)
+        for (size_t p = 0; p < COUNT(pages); p++) {
+            size_t last_bytes = 0;
+            int32_t last_count = 0;
+            for (size_t b = 0; b < COUNT(batches); b++)
+                for (int32_t tokens = 1; tokens <= 256; tokens += tokens < 20 ? 1 : 59) {
+                    struct attn_prefill_params params = short_params(tokens);
+                    params.num_q_heads = 8 * ratios[r];
+                    params.max_pages_per_seq = pages[p];
+                    params.kv_len = params.q_offset = 0;
+                    params.batch = batches[b];
+                    const struct attn_prefill_shape shape = attn_prefill_shape_of(&params);
+                    int32_t count;
+                    attn_prefill_workspace(device, &shape, &params.workspace_bytes);
+                    attn_prefill_counters(device, &shape, &count);
+                    cr_assert_geq(params.workspace_bytes, last_bytes);
+                    cr_assert_geq(count, last_count);
+                    last_bytes = params.workspace_bytes;
+                    last_count = count;
+                    cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK, "%s",
+                                 attn_last_error());
+                    const struct attn_decode_args *const args = expect_decode(0, tokens);
+                    const size_t slots =
+                        (size_t) args->num_roots +
+                        (size_t) last_launch()->grid[0] * (size_t) args->stack_slots;
+                    const int32_t floats = args->group_rows == 64
+                                               ? ATTN_DECODE_GROUP_SLOT_FLOATS(128, 64)
+                                               : ATTN_DECODE_SLOT_FLOATS(128, args->group_rows, 4);
+                    cr_assert_leq(slots * (size_t) floats * 4, params.workspace_bytes);
+                    cr_assert_leq(2 + args->root_levels * args->num_roots, count);
+                }
+        }
+}
+
 // ---- plans
 
 static struct attn_prefill_plan plan_of(const struct attn_prefill_shape *const shape)
@@ -428,6 +666,39 @@ Test(prefill_launch, plans_what_it_launches)
         cr_expect_eq(plan.other_bytes, 2.0 * 900 * 24 * params.head_dim * 2);
         params.head_dim = 64;
     }
+}
+
+Test(prefill_launch, plans_the_short_form)
+{
+    open_device(ATTN_DEVICE_ORDINAL);
+    struct attn_prefill_params params = short_params(16);
+    struct attn_prefill_shape shape = attn_prefill_shape_of(&params);
+    struct attn_prefill_plan plan = plan_of(&shape);
+    expect_launch(attn_prefill, &params, plan.short_kernel);
+    cr_expect(!plan.kernel && plan.rows == 0 && plan.tiles == 0 && plan.grid == 0);
+    cr_expect(plan.block == 0 && plan.smem_bytes == 0);
+    cr_expect_eq(plan.short_grid, (int32_t) last_launch()->grid[0]);
+    cr_expect_eq(plan.short_block, (int32_t) last_launch()->block[0]);
+    cr_expect_eq(plan.short_smem_bytes, (int32_t) last_launch()->smem_bytes);
+    cr_expect_eq(plan.workspace_bytes, params.workspace_bytes);
+    cr_expect_gt(plan.num_counters, 1);
+    set_ragged(&params);
+    shape = attn_prefill_shape_of(&params);
+    plan = plan_of(&shape);
+    cr_expect_str_eq(plan.kernel, SHORT_PREFILL);
+    cr_expect_str_eq(plan.short_kernel, SHORT_DECODE);
+    // Without pages or a workspace, by an original, without tokens.
+    shape.page_size = 0;
+    plan = plan_of(&shape);
+    cr_expect(!strcmp(plan.kernel, SHORT_PREFILL) && !plan.short_kernel);
+    cr_expect(plan.workspace_bytes == 0 && plan.num_counters == 0 && plan.short_grid == 0);
+    params = short_params(16);
+    shape = attn_prefill_shape_of(&params);
+    shape.rows = 64;
+    cr_expect(!plan_of(&shape).short_kernel);
+    shape.rows = 0;
+    shape.q_len = 0;
+    cr_expect(!plan_of(&shape).short_kernel);
 }
 
 // Pairs counted one by one.
@@ -501,6 +772,32 @@ Test(prefill_launch, refuses_shapes)
     shape.rows = 128;
     cr_expect_eq(attn_prefill_plan(device, &shape, &plan), ATTN_ERROR_UNSUPPORTED);
     cr_expect(strstr(attn_last_error(), "of 128 query tokens a block"));
+    shape = right;
+    shape.page_size = -1;
+    cr_expect_eq(attn_prefill_plan(device, &shape, &plan), ATTN_ERROR_INVALID);
+    cr_expect(strstr(attn_last_error(), "page_size is -1"));
+    shape.page_size = 16;
+    cr_expect_eq(attn_prefill_plan(device, &shape, &plan), ATTN_ERROR_INVALID);
+    cr_expect(strstr(attn_last_error(), "max_pages_per_seq is 0"));
+    size_t bytes = 5;
+    int32_t count = 5;
+    cr_expect_eq(attn_prefill_workspace(device, &shape, &bytes), ATTN_ERROR_INVALID);
+    cr_expect_eq(attn_prefill_counters(device, &shape, &count), ATTN_ERROR_INVALID);
+    cr_expect(bytes == 0 && count == 0);
+    cr_expect_eq(attn_prefill_workspace(NULL, &right, &bytes), ATTN_ERROR_INVALID);
+    cr_expect_eq(attn_prefill_workspace(device, NULL, &bytes), ATTN_ERROR_INVALID);
+    cr_expect_eq(attn_prefill_workspace(device, &right, NULL), ATTN_ERROR_INVALID);
+    cr_expect(strstr(attn_last_error(), "bytes is NULL"));
+    cr_expect_eq(attn_prefill_counters(device, &right, NULL), ATTN_ERROR_INVALID);
+    cr_expect(strstr(attn_last_error(), "count is NULL"));
+    // More sequences than decode counts.
+    shape = right;
+    shape.head_dim = 128;
+    shape.page_size = 16;
+    shape.max_pages_per_seq = 1;
+    shape.batch = INT32_MAX;
+    shape.is_ragged = 1;
+    cr_expect_eq(attn_prefill_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
     cr_expect_eq(attn_prefill_plan(device, NULL, &plan), ATTN_ERROR_INVALID);
     cr_expect_eq(attn_prefill_plan(device, &right, NULL), ATTN_ERROR_INVALID);
     cr_expect_eq(attn_prefill_plan(NULL, &right, &plan), ATTN_ERROR_INVALID);

@@ -13,12 +13,23 @@
 // Numbers, NaN and infinity: as decode.h has them, with k_scale and v_scale 1. The host executor
 // meets u |exact| + 2^-20 A, FP16 + 2^-25.
 //
-// The bits of a row depend on its query token, its position and the keys of its sequence alone.
-// Where the keys that the rows of its sequence see are finite, they are the same contiguous and
-// paged, with any page size, in one call or in chunks, alone or in a batch.
+// There are two forms. The long one has a thread block for 64 or 128 query tokens of a head, which
+// fills a GPU only where there are many of them. The short one also cuts the keys of a sequence,
+// and so fills it with one token, too: it is decode of several query tokens (decode.h, a chain to
+// verify), and has its bits, those of the policy chunk. attn_prefill takes the short form for each
+// sequence with 1 .. ATTN_PREFILL_SHORT_TOKENS query tokens of its own, if the call has a workspace
+// and attn_prefill_workspace is not 0 for it: K and V are paged, `causal` is 1, window is at most
+// ATTN_PREFILL_SHORT_WINDOW, and the target has decode kernels of that type and head_dim. Else, and
+// for all other sequences, the form is the long one. Which form a sequence has never depends on
+// others. The host executor has the same bits in both.
+//
+// The bits of a row depend on its query token, its position, the keys of its sequence, and the form
+// alone. Where the keys that the rows of its sequence see are finite, they are the same with any
+// page size, in one call or in chunks of that form, alone or in a batch; in the long form they are
+// the same contiguous and paged.
 //
 // On a GPU head_dim is 64, 128, 256 or 512. Nothing is planned on the host: lengths are read on the
-// device, a call is one launch, without workspace, and a captured one stays right for any lengths
+// device, a call is one launch, or one of each form, and a captured one stays right for any lengths
 // that the sizes in its parameters allow.
 #ifndef ATTN_PREFILL_H
 #define ATTN_PREFILL_H
@@ -32,6 +43,10 @@ extern "C" {
 
 // The head_dim that the twins serve.
 #define ATTN_PREFILL_FA128_HEAD_DIM 256
+
+// Query tokens of a sequence at most, and the largest window, in the short form.
+#define ATTN_PREFILL_SHORT_TOKENS 256
+#define ATTN_PREFILL_SHORT_WINDOW (1 << 30)
 
 struct attn_prefill_params {
     // sizeof(struct attn_prefill_params).
@@ -128,6 +143,15 @@ struct attn_prefill_params {
     const int32_t *kv_starts;
     // Tokens in k and in v. Of no meaning without kv_starts.
     int32_t num_kv_tokens;
+
+    // For attn_prefill: turns the short form on. At least attn_prefill_workspace bytes, 256-byte
+    // aligned; any contents. NULL: the long form for all sequences. Ignored if those bytes are 0.
+    void *workspace;
+    size_t workspace_bytes;
+    // At least attn_prefill_counters words, 0 before their first use; the call leaves them at 0.
+    // One set, and one workspace, for each stream with calls in flight; zeroed after an aborted
+    // launch by attn_decode_reset_counters. Of no meaning where the workspace is not.
+    int32_t *counters;
 };
 
 // Everything 0 or NULL, except size, batch 1, causal 1 and scale 1.
@@ -154,9 +178,10 @@ static inline struct attn_prefill_params attn_prefill_params_init(void)
 // than 2^31 - 1 blocks.
 // ATTN_ERROR_NO_DEVICE: the device is a target without a GPU. ATTN_ERROR_DRIVER: the launch failed.
 
-// Sequences of any lengths, contiguous or paged: with 128 query tokens a block, as the twins,
-// unless METRALE_NO_ATTN_FA128 was there or there is no such kernel of that head_dim; else with 64.
-// The bits are the same.
+// Sequences of any lengths, contiguous or paged; those that are short, with a workspace, in the
+// short form. In the long one with 128 query tokens a block, as the twins, unless
+// METRALE_NO_ATTN_FA128 was there or there is no such kernel of that head_dim; else with 64. The
+// bits are the same.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_prefill(struct attn_device *device,
                                        const struct attn_prefill_params *params,
@@ -164,7 +189,7 @@ ATTN_API enum attn_status attn_prefill(struct attn_device *device,
 
 // The originals, of 64 query tokens a block: contiguous K and V (block_table has to be NULL), and
 // paged (it may not be NULL). Sequences of one length: cu_seqlens, kv_lens, q_offsets and kv_starts
-// have to be NULL.
+// have to be NULL. They ignore a workspace.
 // Source of the contract: the Metrale prefill kernels.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_prefill_64(struct attn_device *device,
@@ -202,9 +227,11 @@ struct attn_prefill_shape {
     int32_t is_ragged, num_tokens;
     // Query tokens of a block: 64 as the originals, 128 as their twins. 0: as attn_prefill.
     int32_t rows;
+    // For the short form: of calls with a block_table and a workspace. page_size 0: neither.
+    int32_t page_size, max_pages_per_seq;
 };
 
-// The shape of a call of attn_prefill.
+// The shape of a call of attn_prefill; as if it had a workspace, if it has a block_table.
 // Thread-safety: pure.
 static inline struct attn_prefill_shape attn_prefill_shape_of(
     const struct attn_prefill_params *const params)
@@ -224,6 +251,8 @@ static inline struct attn_prefill_shape attn_prefill_shape_of(
     shape.is_ragged = params->cu_seqlens ? 1 : 0;
     shape.num_tokens = params->num_tokens;
     shape.rows = 0;
+    shape.page_size = params->block_table ? params->page_size : 0;
+    shape.max_pages_per_seq = params->block_table ? params->max_pages_per_seq : 0;
     return shape;
 }
 
@@ -231,7 +260,8 @@ static inline struct attn_prefill_shape attn_prefill_shape_of(
 struct attn_prefill_plan {
     // sizeof(struct attn_prefill_plan), set by the caller; no more than that is written.
     uint32_t size;
-    // The kernel: a row of the pack's table; "host executor" on the host.
+    // The kernel of the long form: a row of the pack's table; "host executor" on the host. NULL: no
+    // sequence has that form, and the next five are 0.
     const char *kernel;
     // Query tokens of a block, and tiles of so many in all sequences together, at most: a block for
     // each, and each query head. 0 on the host.
@@ -242,6 +272,13 @@ struct attn_prefill_plan {
     // head_dim * num_q_heads for each visible pair of a query token and a key. For sequences of
     // kv_len keys from q_offset on; of K, V and operations 0 if is_ragged, as the host can't know.
     double kv_bytes, other_bytes, flops;
+    // The kernel of the short form, NULL: no sequence has that form, or on the host; its blocks,
+    // their threads, their dynamic shared memory in bytes.
+    const char *short_kernel;
+    int32_t short_grid, short_block, short_smem_bytes;
+    // What attn_prefill_workspace and attn_prefill_counters say.
+    size_t workspace_bytes;
+    int32_t num_counters;
 };
 
 // Fills *plan. ATTN_ERROR_INVALID: a rule of the shape is broken. ATTN_ERROR_UNSUPPORTED: legal,
@@ -250,6 +287,23 @@ struct attn_prefill_plan {
 ATTN_API enum attn_status attn_prefill_plan(const struct attn_device *device,
                                             const struct attn_prefill_shape *shape,
                                             struct attn_prefill_plan *plan);
+
+// The workspace, in bytes, that calls up to this shape need for the short form, whatever the
+// lengths turn out to be; 0: they have the long form alone. It grows with batch and
+// max_pages_per_seq, and does not depend on the number of query tokens, kv_len, q_offset and
+// window. ATTN_ERROR_INVALID: a rule of the shape is broken. ATTN_ERROR_UNSUPPORTED: sequences are
+// too many. *bytes is 0 on failure.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_prefill_workspace(const struct attn_device *device,
+                                                 const struct attn_prefill_shape *shape,
+                                                 size_t *bytes);
+
+// The counters, in int32 words, that go with that workspace. Status as attn_prefill_workspace;
+// *count is 0 on failure.
+// Thread-safety: safe.
+ATTN_API enum attn_status attn_prefill_counters(const struct attn_device *device,
+                                                const struct attn_prefill_shape *shape,
+                                                int32_t *count);
 
 #ifdef __cplusplus
 }

@@ -38,6 +38,8 @@ constexpr bool KV_IS_E4M3 = ROW_KV == 3;
 constexpr bool MMA_IS_BF16 = Q_IS_BF16 && !KV_IS_E4M3;
 constexpr bool SCALE_Q = Q_IS_BF16 && KV_IS_E4M3;
 constexpr int KV_BYTES = KV_IS_E4M3 ? 1 : 2;
+// Prefill has keys of the queries' type.
+constexpr bool TAKES_CHUNKS = !KV_IS_E4M3 && !SKIPS;
 
 // WARPS warps multiply, the next one copies, the last one counts arrivals.
 constexpr int THREADS = WARPS * 32;
@@ -94,7 +96,7 @@ constexpr float SHIFT = MMA_IS_BF16 ? 16.0f : -14.0f;
 
 // How the leaves of all pieces are dealt: in units of 2^shift leaves.
 struct deal {
-    // Units of a lane; more than there are blocks: blocks ask for more once they are done.
+    // Units of all lanes; more than there are blocks: blocks ask for more once they are done.
     int32_t total;
     int32_t shift;
 };
@@ -106,11 +108,14 @@ struct alignas(16) unit_info {
     int32_t sequence;
     // Negative: there are no more units.
     int32_t lane;
-    // Its piece, and of that units first_unit .. last_unit, of which this is `unit`; where their
-    // roots are.
+    // Its piece, and of that units first_unit .. last_unit, of which this is `unit`; where the root
+    // of the first one is, and from there on each other `lanes` further.
     int32_t piece;
     int32_t unit, first_unit, last_unit;
-    int32_t slot;
+    int32_t slot, lanes;
+    // The sequence's query tokens, and the first of them among those of all.
+    int32_t q_len;
+    uint32_t first_token;
 };
 
 // An arrival: one of `count` at a counter. The null pointer: there will be no more.

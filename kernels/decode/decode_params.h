@@ -80,6 +80,12 @@ struct attn_decode_args {
     const int32_t *skip_table;
     int64_t *dropped;
     int32_t skip_table_length;
+    // Chunks of prompts, as attn/prefill.h has them, if most_tokens is not 0: of sequences with 1
+    // .. most_tokens query tokens of their own, which q_len is the most of; others are left alone.
+    // Null: q_len, q_offset each; seq_lens may be null, too: kv_len each.
+    int32_t most_tokens;
+    int32_t num_tokens, kv_len, q_offset;
+    const int32_t *cu_seqlens, *q_offsets;
 };
 
 // Blocks of a launch at most; work beyond is walked.

@@ -22,10 +22,10 @@ struct team : team_base<team> {
     // 0 where the lane has fewer rows.
     __device__ __forceinline__ void take_query(const unit_info &unit)
     {
-        const rows r = rows_of(args, unit.lane);
+        const rows r = rows_of(args, unit);
         by = scaling_of(args, r.kv_head);
         const unsigned char *const g_q =
-            static_cast<const unsigned char *>(args.q) + unit.sequence * args.q_stride * 2;
+            static_cast<const unsigned char *>(args.q) + queries_of(args, unit) * 2;
         // Products of the unit before are there, of all warps.
         sync_team();
 #pragma unroll 4

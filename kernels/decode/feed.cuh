@@ -127,25 +127,40 @@ struct batch {
         return first >= 32 ? 0 : first <= 0 ? bits : bits >> first << first;
     }
 
+    // Lane `lane` of those that a piece has, among those that a sequence with most rows has.
+    static __device__ __forceinline__ int32_t lane_of(const attn_decode_args &args, const piece &p,
+                                                      int32_t lane)
+    {
+        if (!has_chunks(args)) return lane;
+        const int32_t groups = max(p.row_groups, 1), kv_head = lane / groups;
+        return kv_head * args.row_groups + lane - kv_head * groups;
+    }
+
     // The first of item `item` of all (unit, lane).
     __device__ __forceinline__ void begin(const attn_decode_args &args, smem &s,
                                           const schedule &dealt_as, int32_t item, int half)
     {
-        const int32_t shift = dealt_as.dealt.shift, number = item / args.lanes;
-        const place found = dealt_as.find(args, s, number);
+        const int32_t shift = dealt_as.dealt.shift;
+        const place found = dealt_as.find(args, s, item);
         const piece &p = found.p;
         const uint32_t last = p.first + max(count_leaves(p), 1u);
+        // Entries that change under the kernel may leave the piece none.
+        const int32_t lanes = max(p.lanes, 1);
+        const int32_t own = item - found.before.units, number = own / lanes;
+        const int32_t lane = own - number * lanes;
         origin = p.origin, start = p.start, stop = p.stop, past = p.past;
-        unit.lane = item - number * args.lanes;
+        unit.lane = lane_of(args, p, lane);
         unit.sequence = p.sequence;
+        if (TAKES_CHUNKS)
+            unit.q_len = p.q_len, unit.first_token = p.first_token, unit.lanes = lanes;
         unit.piece = found.index;
         unit.first = p.first, unit.end = last;
         unit.first_unit = unit.last_unit = unit.unit = 0;
-        unit.slot = found.before.slots;
+        unit.slot = found.before.slots + lane;
         if (count_units(p, shift) > 1) {
             unit.first_unit = (int32_t) (p.first >> shift);
             unit.last_unit = (int32_t) ((last - 1) >> shift);
-            unit.unit = min(unit.first_unit + number - found.before.units, unit.last_unit);
+            unit.unit = min(unit.first_unit + number, unit.last_unit);
             unit.first = max(p.first, (uint32_t) unit.unit << shift);
             unit.end = min(last, (uint32_t) (unit.unit + 1) << shift);
         }
@@ -279,14 +294,19 @@ struct feed {
 
     // With its queries, unless warps have rows; negative lane: there are no more. 0 where a lane has
     // fewer rows.
-    __device__ __forceinline__ void tell_unit(const unit_info &unit)
+    __device__ __forceinline__ void tell_unit(unit_info unit)
     {
         constexpr int PER_ROW = HEAD_DIM * 2 / 16;
+        if (!TAKES_CHUNKS) {
+            unit.q_len = args.q_len;
+            unit.first_token = (uint32_t) unit.sequence * args.q_len;
+            unit.lanes = args.lanes;
+        }
         const uint32_t s_told = shared_address(&s.told[told.slot]);
         if (!OWNS_ROWS && unit.lane >= 0) {
-            const rows r = rows_of(args, unit.lane);
+            const rows r = rows_of(args, unit);
             const unsigned char *const g_q =
-                static_cast<const unsigned char *>(args.q) + unit.sequence * args.q_stride * 2;
+                static_cast<const unsigned char *>(args.q) + queries_of(args, unit) * 2;
             const uint32_t s_q = shared_address(q_rows(s, told.slot));
 #pragma unroll 4
             for (int i = lane_id(); i < ROWS * PER_ROW; i += 32) {
@@ -519,7 +539,7 @@ struct feed {
             return true;
         }
         const int64_t item = (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
-        if (item >= (int64_t) dealt_as.dealt.total * args.lanes) return false;
+        if (item >= dealt_as.dealt.total) return false;
         if (lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
         half ^= 1;
         then.begin(args, s, dealt_as, (int32_t) item, half);
@@ -551,7 +571,7 @@ struct feed {
     __device__ __forceinline__ void run(const schedule &dealt_as, int32_t next)
     {
         batch now, then;
-        bool has_more = blockIdx.x < (int64_t) dealt_as.dealt.total * args.lanes;
+        bool has_more = (int32_t) blockIdx.x < dealt_as.dealt.total;
         if (has_more) now.begin(args, s, dealt_as, blockIdx.x, half);
 #pragma unroll 1
         for (int turn = 0; has_more; turn = min(turn + 1, 2)) {

@@ -30,7 +30,7 @@ struct roots {
     __device__ __forceinline__ int32_t number(int32_t index, int32_t log) const
     {
         const int32_t unit = max(index << log, info.first_unit) - info.first_unit;
-        return bound((info.slot + unit) * args.lanes + info.lane);
+        return bound(info.slot + unit * info.lanes);
     }
 
     __device__ __forceinline__ float *slot(int32_t index, int32_t log) const
@@ -87,12 +87,11 @@ struct fan {
     __device__ __forceinline__ void load(float4 (&o)[AT_ONCE], int32_t first, int32_t offset) const
     {
         const float *const g_columns = r.args.slots + offset;
-        const int32_t lowest = r.info.slot * r.args.lanes + r.info.lane;
-        const int32_t step = r.args.lanes << log, least = low - first;
+        const int32_t lowest = r.info.slot;
+        const int32_t step = r.info.lanes << log, least = low - first;
         const uint32_t span = high - low;
         // As roots::number, without its multiplications.
-        int32_t number =
-            (r.info.slot + (first << log) - r.info.first_unit) * r.args.lanes + r.info.lane;
+        int32_t number = lowest + ((first << log) - r.info.first_unit) * r.info.lanes;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++, number += step) {
             o[i] = make_float4(0, 0, 0, 0);

@@ -213,7 +213,7 @@ static __device__ __forceinline__ void mask_rows(const attn_decode_args &args,
                                                  const unit_info &unit, const visible_keys &keys,
                                                  scores &r_s)
 {
-    const rows r = rows_of(args, unit.lane);
+    const rows r = rows_of(args, unit);
     const int lane = rare_lane_id();
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++)

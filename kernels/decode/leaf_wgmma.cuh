@@ -68,7 +68,7 @@ static __device__ __forceinline__ void mask_scores(const attn_decode_args &args,
                                                    const unit_info &unit, const visible_keys &keys,
                                                    row_scores &r_s)
 {
-    const rows r = rows_of(args, unit.lane);
+    const rows r = rows_of(args, unit);
     const int lane = rare_lane_id();
 #pragma unroll
     for (int c = 0; c < 2; c++) {

@@ -65,11 +65,11 @@ struct counter {
 };
 
 // Two neighbouring columns of a head's output.
-static __device__ __forceinline__ void store_pair(const attn_decode_args &args, int32_t sequence,
-                                                  const rows &r, int row, int column, uint32_t pair)
+static __device__ __forceinline__ void store_pair(const attn_decode_args &args, const rows &r,
+                                                  int row, int column, uint32_t pair)
 {
     if (row >= r.num_rows) return;
-    const int64_t head = output_of(args, sequence, locate(args, r, row));
+    const int64_t head = output_of(args, r, locate(args, r, row));
     *reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(args.o) + head * HEAD_DIM + column) =
         pair;
 }
@@ -87,8 +87,8 @@ static __device__ __forceinline__ int own_step()
 
 // Steps `first_step` .. of the output: brings in the sink, divides, rounds. Whole warps.
 template <int N>
-static __device__ __forceinline__ void store_output(const attn_decode_args &args, int32_t sequence,
-                                                    const rows &r, int first_step, block<N> &b)
+static __device__ __forceinline__ void store_output(const attn_decode_args &args, const rows &r,
+                                                    int first_step, block<N> &b)
 {
     const int lane = rare_lane_id(), g = lane / 4, t = lane % 4;
     const float v_scale = args.v_scales ? __ldg(args.v_scales + r.kv_head) : args.v_scale;
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
                     b.o[d][n][i] = sum == 0.0f ? 0.0f : o + 0.0f;
                 }
             if (args.lse && is_row && first_step == 0 && speaks_for_rows(lane))
-                args.lse[output_of(args, sequence, at)] = (m + (lg2(sum) + SHIFT)) * LN_2;
+                args.lse[output_of(args, r, at)] = (m + (lg2(sum) + SHIFT)) * LN_2;
         }
 #pragma unroll
         for (int d = 0; d < N; d++) {
@@ -125,19 +125,15 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
             const int column = (first_step + d) * STEP_COLUMNS;
             if (column >= HEAD_DIM) continue;
             if constexpr (OWNS_ROWS) {
-                store_pair(args, sequence, r, own_row(lane, n, 0), column + t * 2,
-                           pack_output(o[0], o[1]));
-                store_pair(args, sequence, r, own_row(lane, n, 1), column + t * 2,
-                           pack_output(o[2], o[3]));
+                store_pair(args, r, own_row(lane, n, 0), column + t * 2, pack_output(o[0], o[1]));
+                store_pair(args, r, own_row(lane, n, 1), column + t * 2, pack_output(o[2], o[3]));
             } else if constexpr (KV_IS_E4M3) {
-                store_pair(args, sequence, r, n * 8 + t * 2, column + g * 2,
-                           pack_output(o[0], o[2]));
-                store_pair(args, sequence, r, n * 8 + t * 2 + 1, column + g * 2,
-                           pack_output(o[1], o[3]));
+                store_pair(args, r, n * 8 + t * 2, column + g * 2, pack_output(o[0], o[2]));
+                store_pair(args, r, n * 8 + t * 2 + 1, column + g * 2, pack_output(o[1], o[3]));
             } else {
-                store_pair(args, sequence, r, n * 8 + g, column + t * 2,
+                store_pair(args, r, n * 8 + g, column + t * 2,
                            movmatrix_trans(pack_output(o[0], o[1])));
-                store_pair(args, sequence, r, n * 8 + g, column + 8 + t * 2,
+                store_pair(args, r, n * 8 + g, column + 8 + t * 2,
                            movmatrix_trans(pack_output(o[2], o[3])));
             }
         }
@@ -146,10 +142,10 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
 
 // ---- split counts
 
-static __device__ __forceinline__ float *find_piece(const attn_decode_args &args, int32_t sequence,
+static __device__ __forceinline__ float *find_piece(const attn_decode_args &args, const rows &r,
                                                     const token_head &at, int32_t split)
 {
-    const int64_t index = output_of(args, sequence, at) * args.splits + split;
+    const int64_t index = output_of(args, r, at) * args.splits + split;
     return args.pieces + index * (HEAD_DIM + 2);
 }
 
@@ -170,7 +166,7 @@ static __device__ __forceinline__ void store_piece(const attn_decode_args &args,
         for (int c = 0; c < 2; c++) {
             const int row = n * 8 + lane % 4 * 2 + c;
             if (row >= r.num_rows) continue;
-            float *const g_piece = find_piece(args, p.sequence, locate(args, r, row), p.split);
+            float *const g_piece = find_piece(args, r, locate(args, r, row), p.split);
 #pragma unroll
             for (int d = 0; d < N; d++)
 #pragma unroll
@@ -185,16 +181,16 @@ static __device__ __forceinline__ void store_piece(const attn_decode_args &args,
 }
 
 // Row n * 8 + 2t + c of a step of a piece; nothing beyond the lane's rows.
-static __device__ __forceinline__ void load_piece(const attn_decode_args &args, int32_t sequence,
-                                                  const rows &r, int32_t split, int step, int lane,
-                                                  int n, float4 &o, float4 &ml)
+static __device__ __forceinline__ void load_piece(const attn_decode_args &args, const rows &r,
+                                                  int32_t split, int step, int lane, int n,
+                                                  float4 &o, float4 &ml)
 {
     float value[4] = {}, m[2] = { -INFINITY, -INFINITY }, l[2] = {};
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         const int row = n * 8 + lane % 4 * 2 + c;
         if (row >= r.num_rows) continue;
-        const float *const g_piece = find_piece(args, sequence, locate(args, r, row), split);
+        const float *const g_piece = find_piece(args, r, locate(args, r, row), split);
 #pragma unroll
         for (int i = c; i < 4; i += 2)
             value[i] = load_global_float(g_piece + column_of(step, i, lane));
@@ -206,8 +202,8 @@ static __device__ __forceinline__ void load_piece(const attn_decode_args &args, 
 }
 
 // Whoever has all pieces of a sequence merges them, from the last to the first.
-static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args, const piece &p,
-                                                    const rows &r, int32_t num_splits)
+static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args, const rows &r,
+                                                    int32_t num_splits)
 {
     // From the right: b += what is left of it. Left to right would need a copy.
     const int lane = rare_lane_id();
@@ -223,10 +219,10 @@ static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args
 #pragma unroll
             for (int n = 0; n < ROW_BLOCKS; n++) {
                 float4 o, ml;
-                load_piece(args, p.sequence, r, split, step, lane, n, o, ml);
+                load_piece(args, r, split, step, lane, n, o, ml);
                 merge_o(merge_ml(ml, n, b), o, b.o[0][n]);
             }
-        store_output(args, p.sequence, r, step, b);
+        store_output(args, r, step, b);
     }
 }
 
@@ -236,9 +232,9 @@ static __device__ __forceinline__ void store_whole(const attn_decode_args &args,
                                                    const unit_info &info, int first_step,
                                                    block<N> &b)
 {
-    const rows r = rows_of(args, info.lane);
+    const rows r = rows_of(args, info);
     if (OWNS_ROWS || args.splits == 1)
-        store_output(args, info.sequence, r, first_step, b);
+        store_output(args, r, first_step, b);
     else
         store_piece(args, describe(args, info.piece), r, first_step, b);
 }
@@ -249,9 +245,9 @@ static __device__ __forceinline__ void finish_whole(const attn_decode_args &args
 {
     if (OWNS_ROWS || args.splits == 1) return;
     const piece p = describe(args, info.piece);
-    const rows r = rows_of(args, info.lane);
+    const rows r = rows_of(args, info);
     int32_t *const g_counter = args.counters + 2 + (int64_t) args.root_levels * args.num_roots +
                                (int64_t) p.sequence * args.lanes + r.lane;
     const int32_t num_splits = p.attended > 0 ? (p.attended - 1) / p.size + 1 : 1;
-    if (a.arrive(g_counter, num_splits)) merge_pieces(args, p, r, num_splits);
+    if (a.arrive(g_counter, num_splits)) merge_pieces(args, r, num_splits);
 }

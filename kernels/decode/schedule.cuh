@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Who gets which leaves: read from seq_lens, different from call to call, and without influence on
 // bits. A unit is a short piece, or of a longer one the leaves in an aligned block of 2^shift of
-// them, which are a block of the merge tree. Units of all pieces, times lanes, are what blocks
-// take.
+// them, which are a block of the merge tree. Units of all pieces, each times the lanes of its
+// piece, are what blocks take.
 #pragma once
 
 #include "decode/config.cuh"
@@ -11,6 +11,8 @@
 struct rows {
     int32_t lane, kv_head;
     int32_t first, num_rows;
+    // The sequence's first token among those of all.
+    uint32_t first_token;
 };
 
 // A query row's token and head.
@@ -27,20 +29,33 @@ static __device__ __forceinline__ token_head locate(const attn_decode_args &args
 }
 
 // Where its output is, in heads.
-static __device__ __forceinline__ int64_t output_of(const attn_decode_args &args, int32_t sequence,
+static __device__ __forceinline__ int64_t output_of(const attn_decode_args &args, const rows &r,
                                                     const token_head &at)
 {
-    return ((int64_t) sequence * args.q_len + at.token) * args.num_q_heads + at.head;
+    return (int64_t) (r.first_token + at.token) * args.num_q_heads + at.head;
 }
 
-static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, int32_t lane)
+static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, const unit_info &unit)
 {
     rows r;
-    r.lane = lane;
-    r.kv_head = lane / args.row_groups;
-    r.first = (lane - r.kv_head * args.row_groups) * args.group_rows;
+    r.lane = unit.lane;
+    r.kv_head = unit.lane / args.row_groups;
+    r.first = (unit.lane - r.kv_head * args.row_groups) * args.group_rows;
+#if ATTN_MUTATION == 36
     r.num_rows = min(args.group_rows, args.ratio * args.q_len - r.first);
+#else
+    r.num_rows = min(args.group_rows, args.ratio * unit.q_len - r.first);
+#endif
+    r.first_token = unit.first_token;
     return r;
+}
+
+// Where the queries of a unit's sequence begin, in elements.
+static __device__ __forceinline__ int64_t queries_of(const attn_decode_args &args,
+                                                     const unit_info &unit)
+{
+    return TAKES_CHUNKS && args.cu_seqlens ? unit.first_token * args.q_token_stride
+                                           : unit.sequence * args.q_stride;
 }
 
 // A piece: the attended keys [start, stop) of a sequence, or what a split count makes of them.
@@ -50,6 +65,11 @@ struct piece {
     int32_t origin, start, stop;
     // The first draft key.
     int32_t past;
+    // The sequence's query tokens, and the first of them among those of all; how many lanes there
+    // are for them, and of these of a KV head.
+    int32_t q_len;
+    uint32_t first_token;
+    int32_t lanes, row_groups;
     uint32_t first, end;
     // Under a split count: keys of a piece, and of the sequence.
     uint32_t size, attended;
@@ -61,6 +81,61 @@ static __device__ __forceinline__ int32_t sequence_of(const attn_decode_args &ar
     return attn_divide(index, args.splits_magic, args.splits_shift);
 }
 
+// Whether queries are chunks of prompts.
+static __device__ __forceinline__ bool has_chunks(const attn_decode_args &args)
+{
+    return TAKES_CHUNKS && args.most_tokens > 0;
+}
+
+// The length of a sequence, as it is given.
+static __device__ __forceinline__ int32_t length_of(const attn_decode_args &args, int32_t sequence)
+{
+    return has_chunks(args) && !args.seq_lens ? args.kv_len : args.seq_lens[sequence];
+}
+
+static __device__ __forceinline__ int32_t clamp_entry(int32_t value, int32_t least, int32_t most,
+                                                      piece &p)
+{
+    p.is_fault |= value < least || value > most;
+    return min(max(value, least), most);
+}
+
+// The query tokens of a sequence, clamped as in prefill/span.cuh.
+static __device__ __forceinline__ void find_tokens(const attn_decode_args &args, piece &p)
+{
+    if (args.cu_seqlens) {
+        const int32_t *const g_first = args.cu_seqlens + p.sequence;
+        const int32_t first = clamp_entry(__ldg(g_first), 0, args.num_tokens, p);
+        const int32_t end = clamp_entry(__ldg(g_first + 1), 0, args.num_tokens, p);
+        p.first_token = first;
+        p.q_len = clamp_entry(end - first, 0, args.num_tokens, p);
+    }
+    const bool is_own = p.q_len > 0 && p.q_len <= args.most_tokens;
+    p.row_groups = is_own ? (args.ratio * p.q_len - 1) / ROWS + 1 : 0;
+    p.lanes = args.num_kv_heads * p.row_groups;
+}
+
+// The keys that a chunk attends: up to the position of its last token.
+static __device__ __forceinline__ void find_chunk(const attn_decode_args &args, int32_t given,
+                                                  piece &p)
+{
+    p.is_fault = false;
+    find_tokens(args, p);
+    const int32_t len = min(max(given, 0), args.max_keys);
+    if (p.q_len > 0) p.is_fault |= len != given;
+    int32_t position = args.q_offsets ? __ldg(args.q_offsets + p.sequence) : args.q_offset;
+    // Before all keys, or without a window behind them, it does not matter how far.
+    position = max(position, -args.most_tokens);
+    if (args.window == 0) position = min(position, len);
+    p.past = position;
+#if ATTN_MUTATION == 37
+    p.past += p.q_len < args.q_len;
+#endif
+    p.stop = position > len - p.q_len ? len : max(position + p.q_len, 0);
+    p.start = args.window > 0 ? max(position - (args.window - 1), 0) : 0;
+    p.start = min(p.start, p.stop);
+}
+
 // Piece `index`, of a sequence of the length `given`.
 static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index,
                                                  int32_t given)
@@ -68,24 +143,32 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
     piece p;
     p.sequence = sequence_of(args, index);
     p.split = index - p.sequence * args.splits;
-    const int32_t len = min(max(given, 0), args.max_keys);
-    const int32_t past = max(len - args.q_len, 0);
-    p.is_fault = len != given || (len > 0 && len < args.q_len);
-    // Of the first token, or of all.
-    const int32_t seen_until = args.window_is_shared ? len : past + 1;
-    p.start = args.window > 0 ? max(seen_until - args.window, 0) : 0;
-    p.start = min(p.start, len);
-    p.past = past;
-    p.stop = len;
+    p.q_len = args.q_len;
+    p.first_token = (uint32_t) p.sequence * args.q_len;
+    p.lanes = args.lanes;
+    p.row_groups = args.row_groups;
     p.origin = 0;
+    if (has_chunks(args)) {
+        find_chunk(args, given, p);
+    } else {
+        const int32_t len = min(max(given, 0), args.max_keys);
+        const int32_t past = max(len - args.q_len, 0);
+        p.is_fault = len != given || (len > 0 && len < args.q_len);
+        // Of the first token, or of all.
+        const int32_t seen_until = args.window_is_shared ? len : past + 1;
+        p.start = args.window > 0 ? max(seen_until - args.window, 0) : 0;
+        p.start = min(p.start, len);
+        p.past = past;
+        p.stop = len;
+    }
 #if ATTN_MUTATION == 1
     p.origin = -(args.batch % 4) * GROUP;
 #elif ATTN_MUTATION == 8
-    p.stop += (args.page_size - len % args.page_size) % args.page_size;
+    p.stop += (args.page_size - p.stop % args.page_size) % args.page_size;
 #elif ATTN_MUTATION == 9
     p.start -= p.start % args.page_size;
 #endif
-    p.size = p.attended = len - p.start;
+    p.size = p.attended = p.stop - p.start;
     if (args.splits > 1) {
         if (p.attended > 0)
             p.size = attn_divide(p.attended - 1, args.splits_magic, args.splits_shift) + 1;
@@ -102,7 +185,7 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
 
 static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index)
 {
-    return describe(args, index, args.seq_lens[sequence_of(args, index)]);
+    return describe(args, index, length_of(args, sequence_of(args, index)));
 }
 
 // Leaves of a piece. A sequence without keys has one, in which nothing is attended.
@@ -118,16 +201,17 @@ static __device__ __forceinline__ int32_t count_units(const piece &p, int32_t sh
     return (int32_t) ((p.end - 1) >> shift) - (int32_t) (p.first >> shift) + 1;
 }
 
-// A lone unit leaves no root.
-static __device__ __forceinline__ int32_t count_roots(int32_t units)
-{
-    return units > 1 ? units : 0;
-}
-
-// Units, and of these roots.
+// Units of all lanes, and of these roots.
 struct counts {
     int32_t units, slots;
 };
+
+// A lone unit leaves no root.
+static __device__ __forceinline__ counts count(const piece &p, int32_t shift)
+{
+    const int32_t units = count_units(p, shift), of_lanes = units * p.lanes;
+    return { of_lanes, units > 1 ? of_lanes : 0 };
+}
 
 // Sums over this lane and those before it.
 static __device__ __forceinline__ counts sum_up(counts c)
@@ -162,13 +246,13 @@ static __device__ __forceinline__ float find_lambda(const attn_decode_args &args
 constexpr int RUN_SHIFT = SKIP_LEAVES == 1 ? 4 : SKIP_LEAVES == 2 ? 5 : 6;
 static_assert(1 << RUN_SHIFT == ATTN_DECODE_SKIP_SCOPE * SKIP_LEAVES, "leaves of a run");
 
-// For pieces of so many leaves. All lanes together.
+// For pieces of so many leaves, as count_coarsely has them. All lanes together.
 static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &args,
                                                        uint32_t leaves, uint32_t longest,
                                                        bool may_skip)
 {
     const int32_t are_even = attn_decode_are_even(leaves, longest, args.batch * args.splits);
-    const uint64_t items = (uint64_t) leaves * (uint32_t) args.lanes;
+    const uint64_t items = has_chunks(args) ? leaves : (uint64_t) leaves * (uint32_t) args.lanes;
     // All leaves there can be fit in 2^31.
     // The largest shift of the lowest cost, a lane a shift. Floats above 0 are ordered as integers.
     uint32_t cost = __float_as_uint(
@@ -194,11 +278,13 @@ static __device__ __forceinline__ void prefetch_table(const attn_decode_args &ar
     if (threadIdx.x < THREADS && first < entries) prefetch_line(args.block_table + first);
 }
 
-// Leaves of a piece, as they are counted to choose units.
+// Leaves of a piece, as they are counted to choose units: of chunks, whose lanes differ, of all
+// lanes.
 static __device__ __forceinline__ uint32_t count_coarsely(const attn_decode_args &args,
                                                           const piece &p)
 {
-    return (count_leaves(p) >> args.min_shift) + 1;
+    const uint32_t leaves = (count_leaves(p) >> args.min_shift) + 1;
+    return has_chunks(args) ? leaves * p.lanes : leaves;
 }
 
 // Pieces of a thread.
@@ -220,8 +306,9 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     bool own_may_skip = false;
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
-        const int32_t len = args.seq_lens[sequence_of(args, i)];
+        const int32_t len = length_of(args, sequence_of(args, i));
         const piece p = describe(args, i, len);
+        if (has_chunks(args) && p.is_fault && blockIdx.x == 0) report_fault(args, p.sequence);
         const uint32_t of_piece = count_coarsely(args, p);
         if (SKIPS && find_lambda(args, p.stop) > 0.0f) own_may_skip = true;
         leaves += of_piece;
@@ -246,8 +333,8 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     counts own = { 0, 0 };
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
-        const int32_t units = count_units(describe(args, i), shift);
-        own.units += units, own.slots += count_roots(units);
+        const counts of_piece = count(describe(args, i), shift);
+        own.units += of_piece.units, own.slots += of_piece.slots;
     }
     const counts end = sum_up(own);
     __syncthreads();
@@ -285,15 +372,16 @@ struct schedule {
     {
         const bool is_piece = lane_id() < args.batch * args.splits;
         const int32_t index = is_piece ? lane_id() : 0;
-        len = args.seq_lens[sequence_of(args, index)];
+        len = length_of(args, sequence_of(args, index));
         const piece p = describe(args, index, len);
+        if (has_chunks(args) && p.is_fault && blockIdx.x == 0) report_fault(args, p.sequence);
         const uint32_t leaves = is_piece ? count_coarsely(args, p) : 0;
         const bool may_skip =
             SKIPS && __ballot_sync(~0u, is_piece && find_lambda(args, p.stop) > 0.0f);
         dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves),
                                    __reduce_max_sync(~0u, leaves), may_skip);
-        own.units = is_piece ? count_units(p, dealt.shift) : 0;
-        own.slots = count_roots(own.units);
+        own = { 0, 0 };
+        if (is_piece) own = ::count(p, dealt.shift);
         end = sum_up(own);
         dealt.total = __shfl_sync(~0u, end.units, 31);
     }
@@ -329,9 +417,8 @@ struct schedule {
 #pragma unroll 1
         for (;; first += 32) {
             const int32_t index = first + lane_id();
-            const int32_t units =
-                index < stop ? count_units(describe(args, index), dealt.shift) : 0;
-            const counts lane_own = { units, count_roots(units) };
+            counts lane_own = { 0, 0 };
+            if (index < stop) lane_own = ::count(describe(args, index), dealt.shift);
             counts lane_end = sum_up(lane_own);
             lane_end.units += before.units, lane_end.slots += before.slots;
             const uint32_t found = __ballot_sync(~0u, unit < lane_end.units);

@@ -46,6 +46,8 @@ struct attn_prefill_args {
     // Tiles of query tokens that the sequences can have together, at most. The grid has one block
     // for each, and each query head.
     int32_t tiles;
+    // Sequences with fewer query tokens, or as many, are left alone.
+    int32_t short_tokens;
     int32_t causal, window;
     int32_t has_boxes;
     float scale;

@@ -25,9 +25,10 @@ struct tile_place {
     int32_t sequence, tile;
 };
 
-static __device__ __forceinline__ int32_t count_tiles(const span &of)
+// None of a sequence that the short form has.
+static __device__ __forceinline__ int32_t count_tiles(const attn_prefill_args &args, const span &of)
 {
-    return of.q_len > 0 ? (of.q_len - 1) / ROWS + 1 : 0;
+    return of.q_len > args.short_tokens ? (of.q_len - 1) / ROWS + 1 : 0;
 }
 
 // ---- sequences of one length
@@ -58,8 +59,8 @@ constexpr int32_t SORT_SEQUENCES = 64;
 static __device__ __forceinline__ int32_t count_from(const attn_prefill_args &args, const span &of,
                                                      int32_t step)
 {
-    const int32_t tiles = count_tiles(of);
-    if (step <= 0) return tiles;
+    const int32_t tiles = count_tiles(args, of);
+    if (step <= 0 || tiles == 0) return tiles;
     const int64_t least = (int64_t) (step - 1) * SORT_KEYS + 1;
     const int64_t most =
         args.window > 0 ? min((int64_t) of.kv_len, (int64_t) args.window + ROWS) : of.kv_len;
@@ -134,7 +135,7 @@ static __device__ __forceinline__ tile_place find_ragged(const attn_prefill_args
         const int from = __ffs(__ballot_sync(~0u, rank < end)) - 1;
         const uint32_t behind = rank - __shfl_sync(~0u, end - count, from);
         const int32_t sequence = first + from;
-        const int32_t tiles = count_tiles(span_of(args, sequence));
+        const int32_t tiles = count_tiles(args, span_of(args, sequence));
         return { sequence, tiles - 1 - (int32_t) (__shfl_sync(~0u, above, from) + behind) };
     }
     return { -1, 0 };

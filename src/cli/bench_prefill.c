@@ -25,6 +25,8 @@ struct bench {
     enum cli_device kind;
     enum format format;
     bool list;
+    // --set short, else long.
+    bool is_short;
 
     struct attn_device *device;
     struct gpu *gpu;
@@ -44,7 +46,9 @@ static void print_help(void)
         "original's time, of 64 query tokens a block, and how many times as fast its twin is; they\n"
         "have to give the same bits. Shapes that no kernel takes are skipped with a line.\n\n"
         "  --device D       gpu (default), or host: times the host executor\n"
-        "  --shape NAME     only the shape of that name; may be repeated\n"
+        "  --set S          long (default), or short: chunks behind many keys, which are not\n"
+        "                   in the cache, beside a kernel that only reads as many bytes\n"
+        "  --shape NAME     only the shape of that name, of any set; may be repeated\n"
         "  --list           print the names of the shapes\n"
         "  --json, --csv    for programs\n");
 }
@@ -54,12 +58,17 @@ static bool is_wanted(const struct bench *const bench,
 {
     for (int i = 0; i < bench->num_names; i++)
         if (!strcmp(bench->names[i], shape->name)) return true;
-    return !bench->num_names;
+    return !bench->num_names && shape->is_short == bench->is_short;
 }
 
 static double get_tflops(const double flops, const double us)
 {
     return us > 0.0 ? flops / us * 1e-6 : 0.0;
+}
+
+static double get_gbs(const struct prefill_bench_times *const times)
+{
+    return times->median_us > 0.0 ? times->bytes / times->median_us * 1e-3 : 0.0;
 }
 
 static double get_speedup(const struct prefill_bench_times *const times)
@@ -70,10 +79,11 @@ static double get_speedup(const struct prefill_bench_times *const times)
 static void print_head(const struct bench *const bench)
 {
     if (bench->format == FORMAT_CSV)
-        printf("case,kernel,us,us_p10,us_p90,tflops,flops,original,original_us,twin_speedup,"
-               "rows_checked,bound_share,relative_rms,host_us,calls,dtype,batch,q_len,q_offset,"
-               "num_q_heads,num_kv_heads,head_dim,page_size,ragged,device,driver,sm_mhz,memory_mhz,"
-               "library,commit\n");
+        printf(
+            "case,kernel,us,us_p10,us_p90,tflops,flops,original,original_us,twin_speedup,"
+            "rows_checked,bound_share,relative_rms,host_us,calls,bytes,gbs,limit_gbs,dtype,batch,"
+            "q_len,q_offset,num_q_heads,num_kv_heads,head_dim,page_size,ragged,device,driver,"
+            "sm_mhz,memory_mhz,library,commit\n");
     if (bench->format != FORMAT_TABLE) return;
     printf("device   %s\n", bench->device_name);
     if (bench->gpu)
@@ -85,10 +95,12 @@ static void print_head(const struct bench *const bench)
     printf("library  %s, commit %s\n", attn_version(), ATTN_BUILD_COMMIT);
     printf(
         "64       us of the original, of 64 query tokens a block, where the kernel is its twin\n");
+    if (bench->is_short)
+        printf("limit    of GB/s: a kernel that only reads as many bytes, in the same run\n");
     printf("host     us of one call that does not wait\n");
     printf("rms      relative RMS error of the checked rows\n\n");
-    printf("%-34s %10s %22s %8s %10s %6s %6s %8s  %s\n", "case", "us", "(p10 .. p90)", "TFLOP/s",
-           "64", "twin", "host", "rms", "kernel");
+    printf("%-34s %10s %22s %8s %8s %8s %10s %6s %6s %8s  %s\n", "case", "us", "(p10 .. p90)",
+           "TFLOP/s", "GB/s", "limit", "64", "twin", "host", "rms", "kernel");
 }
 
 static void print_csv(const struct bench *const bench,
@@ -100,6 +112,7 @@ static void print_csv(const struct bench *const bench,
            get_tflops(times->flops, times->median_us), times->flops, times->original,
            times->original_us, get_speedup(times), times->rows_checked, times->max_ratio,
            times->relative_rms, times->host_us, times->calls);
+    printf("%.0f,%.1f,%.1f,", times->bytes, get_gbs(times), times->limit_gbs);
     printf("%s,%d,%d,%d,%d,%d,%d,%d,%d,", attn_dtype_name(shape->dtype), shape->batch, shape->q_len,
            shape->q_offset, shape->num_q_heads, shape->num_kv_heads, shape->head_dim,
            shape->page_size, shape->ragged);
@@ -113,6 +126,10 @@ static void print_line(const struct prefill_bench_shape *const shape,
 {
     printf("%-34s %10.2f (%8.2f .. %8.2f) %8.1f ", shape->name, times->median_us, times->p10_us,
            times->p90_us, get_tflops(times->flops, times->median_us));
+    if (times->limit_gbs > 0.0)
+        printf("%8.1f %8.1f ", get_gbs(times), times->limit_gbs);
+    else
+        printf("%8s %8s ", "-", "-");
     if (times->original_us > 0.0)
         printf("%10.2f %6.2f ", times->original_us, get_speedup(times));
     else
@@ -152,6 +169,9 @@ static void add_case(struct bench *const bench, const struct prefill_bench_shape
     json_object_set_new(added, "original",
                         times->original[0] ? json_string(times->original) : json_null());
     json_object_set_new(added, "original_us", real_or_null(times->original_us));
+    json_object_set_new(added, "bytes", real_or_null(times->bytes));
+    json_object_set_new(added, "gbs", real_or_null(get_gbs(times)));
+    json_object_set_new(added, "limit_gbs", real_or_null(times->limit_gbs));
     json_object_set_new(added, "twin_speedup", real_or_null(get_speedup(times)));
     json_object_set_new(added, "bound_share", cli_json_real(times->max_ratio));
     json_object_set_new(added, "relative_rms", cli_json_real(times->relative_rms));
@@ -266,7 +286,8 @@ static int run_bench(struct bench *const bench)
                              bench->names[i]);
     }
     if (!bench->list) return open_and_run(bench);
-    for (int i = 0; i < count; i++) printf("%s\n", shapes[i].name);
+    for (int i = 0; i < count; i++)
+        if (is_wanted(bench, &shapes[i])) printf("%s\n", shapes[i].name);
     return CLI_FINE;
 }
 
@@ -280,6 +301,10 @@ static int read_option(struct bench *const bench, const int option)
         if (cli_read_device(optarg, &bench->kind) && bench->kind != CLI_DEVICE_AUTO)
             return CLI_FINE;
         return cli_usage("bench", "--device is '%s'; it is gpu or host", optarg);
+    case 'S':
+        bench->is_short = !strcmp(optarg, "short");
+        if (bench->is_short || !strcmp(optarg, "long")) return CLI_FINE;
+        return cli_usage("bench", "--set is '%s'; it is long or short", optarg);
     case 's':
         if (bench->num_names == MAX_NAMES)
             return cli_usage("bench", "--shape may be given %d times", MAX_NAMES);
@@ -292,13 +317,10 @@ static int read_option(struct bench *const bench, const int option)
 int bench_prefill(const int argc, char **const argv)
 {
     static const struct option options[] = {
-        { "csv", no_argument, NULL, 'c' },
-        { "device", required_argument, NULL, 'd' },
-        { "help", no_argument, NULL, 'h' },
-        { "json", no_argument, NULL, 'j' },
-        { "list", no_argument, NULL, 'l' },
-        { "shape", required_argument, NULL, 's' },
-        { NULL, 0, NULL, 0 },
+        { "csv", no_argument, NULL, 'c' },         { "device", required_argument, NULL, 'd' },
+        { "help", no_argument, NULL, 'h' },        { "json", no_argument, NULL, 'j' },
+        { "list", no_argument, NULL, 'l' },        { "set", required_argument, NULL, 'S' },
+        { "shape", required_argument, NULL, 's' }, { NULL, 0, NULL, 0 },
     };
     struct bench bench = { .kind = CLI_DEVICE_GPU };
     int option, result = CLI_FINE;

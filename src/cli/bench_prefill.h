@@ -18,6 +18,8 @@ struct prefill_bench_shape {
     int32_t page_size;
     // Lengths from RAGGED_MIN to RAGGED_MAX in place of q_len, at 0.
     bool ragged;
+    // Of the set short: a chunk behind many keys, which are not in the cache.
+    bool is_short;
 };
 
 // The list, and how long it is.
@@ -48,6 +50,12 @@ struct prefill_bench_times {
     // Of a call of the original, of 64 query tokens a block, in turn with the above; 0 on the host,
     // and where sequences differ.
     double original_us;
+    // What a call reads and writes; 0 where sequences differ. Of the set short, on a GPU: GB/s of a
+    // kernel that only reads K and V, measured in turn with the above; else 0.
+    double bytes, limit_gbs;
+    // What the call's short form needs; 0: it has none.
+    size_t workspace_bytes;
+    int32_t num_counters;
     // Median time that the host spends in a call; 0 on the host.
     double host_us;
     double flops;

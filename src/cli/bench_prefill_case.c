@@ -18,37 +18,54 @@
 #define BF16 ATTN_DTYPE_BF16
 #define FP16 ATTN_DTYPE_FP16
 
+// Chunks of a prompt at its end, for which the short form is, and the first for which it is not.
+#define CHUNK(model, tokens, keys, q, kv, dim, total) \
+    { \
+        model ", " #tokens " of " keys, BF16, 1, tokens, total - tokens, q, kv, dim, 16, false, \
+            true \
+    }
+#define CHUNKS(model, keys, q, kv, dim, total) \
+    CHUNK(model, 1, keys, q, kv, dim, total), CHUNK(model, 16, keys, q, kv, dim, total), \
+        CHUNK(model, 64, keys, q, kv, dim, total), CHUNK(model, 256, keys, q, kv, dim, total), \
+        CHUNK(model, 257, keys, q, kv, dim, total)
+
 static const struct prefill_bench_shape shapes[] = {
-    { "24q4 d256, 2k", BF16, 1, 2048, 0, 24, 4, 256, 16, false },
-    { "24q4 d256, 8k", BF16, 1, 8192, 0, 24, 4, 256, 16, false },
-    { "24q4 d256, 16k", BF16, 1, 16384, 0, 24, 4, 256, 16, false },
-    { "24q4 d256 contiguous, 2k", BF16, 1, 2048, 0, 24, 4, 256, 0, false },
-    { "24q4 d256 contiguous, 8k", BF16, 1, 8192, 0, 24, 4, 256, 0, false },
-    { "24q4 d256 contiguous, 16k", BF16, 1, 16384, 0, 24, 4, 256, 0, false },
-    { "16q2 d256, 2k", BF16, 1, 2048, 0, 16, 2, 256, 16, false },
-    { "16q2 d256, 8k", BF16, 1, 8192, 0, 16, 2, 256, 16, false },
-    { "16q2 d256, 16k", BF16, 1, 16384, 0, 16, 2, 256, 16, false },
-    { "16q2 d256 contiguous, 2k", BF16, 1, 2048, 0, 16, 2, 256, 0, false },
-    { "16q2 d256 contiguous, 8k", BF16, 1, 8192, 0, 16, 2, 256, 0, false },
-    { "16q2 d256 contiguous, 16k", BF16, 1, 16384, 0, 16, 2, 256, 0, false },
-    { "32q8 d128, 2k", BF16, 1, 2048, 0, 32, 8, 128, 16, false },
-    { "32q8 d128, 8k", BF16, 1, 8192, 0, 32, 8, 128, 16, false },
-    { "32q8 d128, 16k", BF16, 1, 16384, 0, 32, 8, 128, 16, false },
-    { "32q8 d128 contiguous, 2k", BF16, 1, 2048, 0, 32, 8, 128, 0, false },
-    { "32q8 d128 contiguous, 8k", BF16, 1, 8192, 0, 32, 8, 128, 0, false },
-    { "32q8 d128 contiguous, 16k", BF16, 1, 16384, 0, 32, 8, 128, 0, false },
-    { "64q8 d64, 8k", BF16, 1, 8192, 0, 64, 8, 64, 16, false },
-    { "64q8 d64 contiguous, 8k", BF16, 1, 8192, 0, 64, 8, 64, 0, false },
-    { "16q2 d512, 8k", BF16, 1, 8192, 0, 16, 2, 512, 16, false },
-    { "24q4 d256 fp16, 8k", FP16, 1, 8192, 0, 24, 4, 256, 16, false },
-    { "16q2 d256, 777 at 5000", BF16, 1, 777, 5000, 16, 2, 256, 16, false },
-    { "16q2 d256, 8200 at 16392", BF16, 1, 8200, 16392, 16, 2, 256, 16, false },
-    { "24q4 d256, 1000", BF16, 1, 1000, 0, 24, 4, 256, 16, false },
-    { "16q2 d256 page 24, 777 at 5000", BF16, 1, 777, 5000, 16, 2, 256, 24, false },
-    { "32q8 d128, 32 of 64 to 8k", BF16, RAGGED_BATCH, 0, 0, 32, 8, 128, 16, true },
+    { "24q4 d256, 2k", BF16, 1, 2048, 0, 24, 4, 256, 16, false, false },
+    { "24q4 d256, 8k", BF16, 1, 8192, 0, 24, 4, 256, 16, false, false },
+    { "24q4 d256, 16k", BF16, 1, 16384, 0, 24, 4, 256, 16, false, false },
+    { "24q4 d256 contiguous, 2k", BF16, 1, 2048, 0, 24, 4, 256, 0, false, false },
+    { "24q4 d256 contiguous, 8k", BF16, 1, 8192, 0, 24, 4, 256, 0, false, false },
+    { "24q4 d256 contiguous, 16k", BF16, 1, 16384, 0, 24, 4, 256, 0, false, false },
+    { "16q2 d256, 2k", BF16, 1, 2048, 0, 16, 2, 256, 16, false, false },
+    { "16q2 d256, 8k", BF16, 1, 8192, 0, 16, 2, 256, 16, false, false },
+    { "16q2 d256, 16k", BF16, 1, 16384, 0, 16, 2, 256, 16, false, false },
+    { "16q2 d256 contiguous, 2k", BF16, 1, 2048, 0, 16, 2, 256, 0, false, false },
+    { "16q2 d256 contiguous, 8k", BF16, 1, 8192, 0, 16, 2, 256, 0, false, false },
+    { "16q2 d256 contiguous, 16k", BF16, 1, 16384, 0, 16, 2, 256, 0, false, false },
+    { "32q8 d128, 2k", BF16, 1, 2048, 0, 32, 8, 128, 16, false, false },
+    { "32q8 d128, 8k", BF16, 1, 8192, 0, 32, 8, 128, 16, false, false },
+    { "32q8 d128, 16k", BF16, 1, 16384, 0, 32, 8, 128, 16, false, false },
+    { "32q8 d128 contiguous, 2k", BF16, 1, 2048, 0, 32, 8, 128, 0, false, false },
+    { "32q8 d128 contiguous, 8k", BF16, 1, 8192, 0, 32, 8, 128, 0, false, false },
+    { "32q8 d128 contiguous, 16k", BF16, 1, 16384, 0, 32, 8, 128, 0, false, false },
+    { "64q8 d64, 8k", BF16, 1, 8192, 0, 64, 8, 64, 16, false, false },
+    { "64q8 d64 contiguous, 8k", BF16, 1, 8192, 0, 64, 8, 64, 0, false, false },
+    { "16q2 d512, 8k", BF16, 1, 8192, 0, 16, 2, 512, 16, false, false },
+    { "24q4 d256 fp16, 8k", FP16, 1, 8192, 0, 24, 4, 256, 16, false, false },
+    { "16q2 d256, 777 at 5000", BF16, 1, 777, 5000, 16, 2, 256, 16, false, false },
+    { "16q2 d256, 8200 at 16392", BF16, 1, 8200, 16392, 16, 2, 256, 16, false, false },
+    { "24q4 d256, 1000", BF16, 1, 1000, 0, 24, 4, 256, 16, false, false },
+    { "16q2 d256 page 24, 777 at 5000", BF16, 1, 777, 5000, 16, 2, 256, 24, false, false },
+    { "32q8 d128, 32 of 64 to 8k", BF16, RAGGED_BATCH, 0, 0, 32, 8, 128, 16, true, false },
     // For the host executor.
-    { "2q1 d64, 200", BF16, 1, 200, 0, 2, 1, 64, 16, false },
-    { "2q1 d64 contiguous, 3 x 100 at 30", FP16, 3, 100, 30, 2, 1, 64, 0, false },
+    { "2q1 d64, 200", BF16, 1, 200, 0, 2, 1, 64, 16, false, false },
+    { "2q1 d64 contiguous, 3 x 100 at 30", FP16, 3, 100, 30, 2, 1, 64, 0, false, false },
+    CHUNKS("24q4 d256", "8k", 24, 4, 256, 8192),
+    CHUNKS("24q4 d256", "32k", 24, 4, 256, 32768),
+    CHUNKS("24q4 d256", "128k", 24, 4, 256, 131072),
+    CHUNKS("32q8 d128", "8k", 32, 8, 128, 8192),
+    CHUNKS("32q8 d128", "32k", 32, 8, 128, 32768),
+    CHUNKS("32q8 d128", "128k", 32, 8, 128, 131072),
 };
 
 const struct prefill_bench_shape *prefill_bench_shapes(int *const count)

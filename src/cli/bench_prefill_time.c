@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Calls are replayed from a CUDA graph, in turn with a graph of the original's. Between calls the
-// cache is as they leave it: what they read they read many times.
+// cache is as they leave it: what they read they read many times. Short chunks read it once: their
+// calls go round over copies of K and V, so that these have left the L2.
 #include "cli/bench_prefill.h"
 #include "cli/execute.h"
 #include "cli/random.h"
@@ -27,6 +28,8 @@
 #define MIN_ROWS 32
 #define MAX_KEYS (1 << 20)
 #define SEED 2
+// Bytes of K and V that those of the set short go round over, as a multiple of the L2.
+#define COLD_CACHES 4.0
 
 // A case on the GPU.
 struct session {
@@ -35,10 +38,16 @@ struct session {
     const struct prefill_bench_case *made;
     attn_stream stream;
     // `other` is the original's o.
-    void *q, *k, *v, *o, *other, *table, *cu_seqlens, *kv_lens, *q_offsets;
+    void *q, *k, *o, *other, *table, *cu_seqlens, *kv_lens, *q_offsets;
+    // Copies of K, each before its V; k is all of them.
+    int32_t copies;
+    // Turns on the short form, and is what a probe writes to.
+    void *workspace, *counters, *sink;
+    size_t workspace_bytes;
+    int32_t num_counters;
     bool has_original;
     int32_t calls;
-    struct gpu_graph *graph, *original;
+    struct gpu_graph *graph, *original, *read;
     char *host_o, *host_other;
 };
 
@@ -85,13 +94,22 @@ static int check_rows(const struct prefill_bench_case *const made, const void *c
     return -1;
 }
 
-static struct attn_prefill_params make_params(const struct session *const s, void *const o)
+static char *find_copy(const struct session *const s, const int32_t turn)
+{
+    return (char *) s->k + (size_t) (turn % s->copies) * 2 * s->made->kv_bytes;
+}
+
+static struct attn_prefill_params make_params(const struct session *const s, const int32_t turn,
+                                              void *const o)
 {
     struct attn_prefill_params params = s->made->params;
     params.q = s->q;
-    params.k = s->k;
-    params.v = s->v;
+    params.k = find_copy(s, turn);
+    params.v = find_copy(s, turn) + s->made->kv_bytes;
     params.o = o;
+    params.workspace = s->workspace;
+    params.workspace_bytes = s->workspace_bytes;
+    params.counters = s->counters;
     params.block_table = s->table;
     params.cu_seqlens = s->cu_seqlens;
     params.kv_lens = s->kv_lens;
@@ -99,16 +117,22 @@ static struct attn_prefill_params make_params(const struct session *const s, voi
     return params;
 }
 
-static enum attn_status call_any(const struct session *const s)
+static enum attn_status call_any(const struct session *const s, const int32_t turn)
 {
-    const struct attn_prefill_params params = make_params(s, s->o);
+    const struct attn_prefill_params params = make_params(s, turn, s->o);
     return execute_prefill_enqueue(s->device, &params, CASE_KERNEL_AUTO, s->stream);
 }
 
-static enum attn_status call_original(const struct session *const s)
+static enum attn_status call_original(const struct session *const s, const int32_t turn)
 {
-    const struct attn_prefill_params params = make_params(s, s->other);
+    const struct attn_prefill_params params = make_params(s, turn, s->other);
     return execute_prefill_enqueue(s->device, &params, CASE_KERNEL_64, s->stream);
+}
+
+static enum attn_status call_read(const struct session *const s, const int32_t turn)
+{
+    return attn_bandwidth_probe(s->device, find_copy(s, turn), 2 * s->made->kv_bytes, s->sink,
+                                s->stream);
 }
 
 static int alloc_and_fill(struct session *const s)
@@ -120,14 +144,16 @@ static int alloc_and_fill(struct session *const s)
         const void *from;
     } buffers[] = {
         { &s->q, made->q_bytes, made->q },
-        { &s->k, made->kv_bytes, made->k },
-        { &s->v, made->kv_bytes, made->v },
+        { &s->k, 2 * made->kv_bytes * (size_t) s->copies, NULL },
         { &s->o, made->q_bytes, NULL },
         { &s->other, made->q_bytes, NULL },
         { &s->table, made->table_bytes, made->table },
         { &s->cu_seqlens, made->list_bytes, made->cu_seqlens },
         { &s->kv_lens, made->list_bytes, made->kv_lens },
         { &s->q_offsets, made->list_bytes, made->q_offsets },
+        { &s->workspace, s->workspace_bytes, NULL },
+        { &s->counters, (size_t) s->num_counters * sizeof(int32_t), NULL },
+        { &s->sink, sizeof(uint32_t), NULL },
     };
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) {
         if (!buffers[i].bytes) continue;
@@ -139,14 +165,22 @@ static int alloc_and_fill(struct session *const s)
                     : gpu_fill(s->gpu, *buffers[i].pointer, 0xFF, buffers[i].bytes);
         if (result) return result;
     }
-    return 0;
+    int result = s->num_counters
+                     ? gpu_fill(s->gpu, s->counters, 0, (size_t) s->num_counters * sizeof(int32_t))
+                     : 0;
+    for (int32_t i = 0; i < s->copies && !result; i++) {
+        result = gpu_upload(s->gpu, find_copy(s, i), made->k, made->kv_bytes);
+        if (!result)
+            result = gpu_upload(s->gpu, find_copy(s, i) + made->kv_bytes, made->v, made->kv_bytes);
+    }
+    return result;
 }
 
 // Each call once, outside a graph, and the results on the host.
 static int run_once(struct session *const s, char *const why, const size_t why_size)
 {
-    enum attn_status status = call_any(s);
-    if (status == ATTN_OK && s->has_original) status = call_original(s);
+    enum attn_status status = call_any(s, 0);
+    if (status == ATTN_OK && s->has_original) status = call_original(s, 0);
     int driver = status == ATTN_OK ? gpu_stream_sync(s->gpu, s->stream) : 0;
     if (!driver && status == ATTN_OK)
         driver = gpu_download(s->gpu, s->host_o, s->o, s->made->q_bytes);
@@ -158,13 +192,14 @@ static int run_once(struct session *const s, char *const why, const size_t why_s
     return -1;
 }
 
-static int capture(struct session *const s, enum attn_status (*const call)(const struct session *),
+static int capture(struct session *const s,
+                   enum attn_status (*const call)(const struct session *, int32_t),
                    struct gpu_graph **const graph, char *const why, const size_t why_size)
 {
     enum attn_status status = ATTN_OK;
     int driver = gpu_graph_begin(s->gpu, s->stream);
     if (driver) return bench_explain(driver, status, why, why_size);
-    for (int32_t i = 0; i < s->calls && status == ATTN_OK; i++) status = call(s);
+    for (int32_t i = 0; i < s->calls && status == ATTN_OK; i++) status = call(s, i);
     // Before the capture ends: the sentence is the failed call's.
     const int failed = bench_explain(0, status, why, why_size);
     driver = gpu_graph_end(s->gpu, s->stream, graph);
@@ -175,20 +210,28 @@ static int sample_times(struct session *const s, struct prefill_bench_times *con
                         char *const why, const size_t why_size)
 {
     double any[WARM_UPS + GPU_SAMPLES], original[WARM_UPS + GPU_SAMPLES];
+    double reads[WARM_UPS + GPU_SAMPLES];
+    const bool is_short = s->made->shape->is_short;
     double *const samples = any + WARM_UPS;
     int driver = 0;
     if (capture(s, call_any, &s->graph, why, why_size)) return -1;
     if (s->has_original && capture(s, call_original, &s->original, why, why_size)) return -1;
+    if (is_short && capture(s, call_read, &s->read, why, why_size)) return -1;
     for (int i = 0; i < WARM_UPS + GPU_SAMPLES && !driver; i++) {
         driver = bench_time_graph(s->gpu, s->stream, s->graph, s->calls, &any[i]);
         if (!driver && s->has_original)
             driver = bench_time_graph(s->gpu, s->stream, s->original, s->calls, &original[i]);
+        if (!driver && is_short)
+            driver = bench_time_graph(s->gpu, s->stream, s->read, s->calls, &reads[i]);
     }
     if (driver) return bench_explain(driver, ATTN_OK, why, why_size);
     times->median_us = bench_take_median(samples, GPU_SAMPLES);
     times->p10_us = samples[GPU_SAMPLES / 10];
     times->p90_us = samples[GPU_SAMPLES - 1 - GPU_SAMPLES / 10];
     if (s->has_original) times->original_us = bench_take_median(original + WARM_UPS, GPU_SAMPLES);
+    if (is_short)
+        times->limit_gbs = 2.0 * (double) s->made->kv_bytes * 1e-3 /
+                           bench_take_median(reads + WARM_UPS, GPU_SAMPLES);
     return 0;
 }
 
@@ -198,7 +241,7 @@ static int sample_launches(struct session *const s, struct prefill_bench_times *
     double samples[LAUNCH_SAMPLES];
     for (int i = 0; i < LAUNCH_SAMPLES; i++) {
         const double start = bench_read_clock();
-        const enum attn_status status = call_any(s);
+        const enum attn_status status = call_any(s, i);
         samples[i] = bench_read_clock() - start;
         const int driver = status == ATTN_OK ? gpu_stream_sync(s->gpu, s->stream) : 0;
         if (bench_explain(driver, status, why, why_size)) return -1;
@@ -219,10 +262,12 @@ static int check_again(struct session *const s, char *const why, const size_t wh
 
 static void close_session(struct session *const s)
 {
-    void *const buffers[] = { s->q,     s->k,          s->v,       s->o,        s->other,
-                              s->table, s->cu_seqlens, s->kv_lens, s->q_offsets };
+    void *const buffers[] = { s->q,         s->k,          s->o,       s->other,
+                              s->table,     s->cu_seqlens, s->kv_lens, s->q_offsets,
+                              s->workspace, s->counters,   s->sink };
     gpu_graph_destroy(s->gpu, &s->graph);
     gpu_graph_destroy(s->gpu, &s->original);
+    gpu_graph_destroy(s->gpu, &s->read);
     gpu_stream_destroy(s->gpu, s->stream);
     for (size_t i = 0; i < sizeof(buffers) / sizeof(buffers[0]); i++) gpu_free(s->gpu, buffers[i]);
     free(s->host_o);
@@ -257,10 +302,16 @@ static enum bench_result plan_case(const struct attn_device *const device,
 {
     struct attn_prefill_shape shape = attn_prefill_shape_of(&made->params);
     struct attn_prefill_plan plan = { .size = sizeof(plan) };
+    // The set long has no workspace, and so the long form alone.
+    if (!made->shape->is_short) shape.page_size = 0;
     const enum attn_status status = attn_prefill_plan(device, &shape, &plan);
     if (bench_explain(0, status, why, why_size))
         return status == ATTN_ERROR_UNSUPPORTED ? BENCH_SKIPPED : BENCH_FAILED;
-    snprintf(times->kernel, sizeof(times->kernel), "%s", plan.kernel);
+    snprintf(times->kernel, sizeof(times->kernel), "%s",
+             plan.kernel ? plan.kernel : plan.short_kernel);
+    if (!shape.is_ragged) times->bytes = plan.kv_bytes + plan.other_bytes;
+    times->workspace_bytes = plan.workspace_bytes;
+    times->num_counters = plan.num_counters;
     shape.rows = 64;
     if (!shape.is_ragged && plan.rows > 64 && attn_prefill_plan(device, &shape, &plan) == ATTN_OK)
         snprintf(times->original, sizeof(times->original), "%s", plan.kernel);
@@ -271,6 +322,14 @@ static enum bench_result plan_case(const struct attn_device *const device,
 static int32_t count_calls(const double flops)
 {
     return (int32_t) fmin(fmax(MIN_CALLS, ceil(CHAIN_FLOPS / flops)), MAX_CALLS);
+}
+
+static int32_t count_copies(const struct prefill_bench_case *const made, struct gpu *const gpu)
+{
+    struct gpu_description found = { 0 };
+    if (!made->shape->is_short || gpu_describe(gpu, &found)) return 1;
+    const double copies = ceil(COLD_CACHES * found.l2_bytes / (2.0 * (double) made->kv_bytes));
+    return copies > 1.0 ? (int32_t) copies : 1;
 }
 
 enum bench_result prefill_bench_on_gpu(struct attn_device *const device, struct gpu *const gpu,
@@ -293,6 +352,9 @@ enum bench_result prefill_bench_on_gpu(struct attn_device *const device, struct 
             .made = &made,
             .calls = times->calls,
             .has_original = times->original[0],
+            .copies = count_copies(&made, gpu),
+            .workspace_bytes = times->workspace_bytes,
+            .num_counters = times->num_counters,
         };
         result = run_session(&session, times, why, why_size);
         close_session(&session);

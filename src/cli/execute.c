@@ -72,8 +72,10 @@ static void set_outputs(struct call *const call, const struct outputs *const to)
     call->decode.dropped_blocks = call->ctm.dropped_pages = to->dropped;
     call->decode.workspace = call->workspace_bytes ? to->workspace : NULL;
     call->decode.workspace_bytes = call->workspace_bytes;
-    call->ctm.workspace = call->decode.workspace;
+    call->ctm.workspace = call->prefill.workspace = call->decode.workspace;
+    call->prefill.workspace_bytes = call->workspace_bytes;
     call->decode.counters = call->ctm.semaphores = call->num_counters ? to->counters : NULL;
+    call->prefill.counters = call->decode.counters;
 }
 
 enum attn_status execute_prefill_enqueue(struct attn_device *const device,
@@ -377,7 +379,12 @@ enum attn_status execute_prefill(struct attn_device *const device, struct gpu *c
     memset(result, 0, sizeof(*result));
     shape.rows = kernel == CASE_KERNEL_AUTO ? 0 : kernel == CASE_KERNEL_64 ? 64 : 128;
     // For the kernel's name alone. What has none, the call says itself.
-    if (attn_prefill_plan(device, &shape, &plan) != ATTN_OK) plan.kernel = "";
+    if (attn_prefill_plan(device, &shape, &plan) != ATTN_OK)
+        plan = (struct attn_prefill_plan){ .kernel = "" };
+    call.workspace_bytes = plan.workspace_bytes;
+    call.num_counters = plan.num_counters;
+    if (!plan.kernel) plan.kernel = plan.short_kernel;
+    result->short_kernel = plan.kernel != plan.short_kernel ? plan.short_kernel : NULL;
     return run_call(device, gpu, &call, plan.kernel, result, why, why_size);
 }
 

@@ -19,6 +19,8 @@ struct execution {
     int64_t dropped;
     // Of the plan; valid as long as the device. "": the device has no plan of that shape.
     const char *kernel;
+    // Of prefill: that of its short sequences, if it may have both forms; else NULL.
+    const char *short_kernel;
 };
 
 // `params` as case_load fills them; what is written, workspace and counters are not looked at.
@@ -31,7 +33,8 @@ enum attn_status execute_decode(struct attn_device *device, struct gpu *gpu,
 enum attn_status execute_ctm(struct attn_device *device, struct gpu *gpu,
                              const struct attn_ctm_params *params, struct execution *result,
                              char *why, size_t why_size);
-// The same for prefill. ATTN_DECLINED, too, with a sentence.
+// The same for prefill, where CASE_KERNEL_AUTO has a workspace, and so the short form.
+// ATTN_DECLINED, too, with a sentence.
 enum attn_status execute_prefill(struct attn_device *device, struct gpu *gpu,
                                  const struct attn_prefill_params *params, enum case_kernel kernel,
                                  struct execution *result, char *why, size_t why_size);

@@ -312,6 +312,9 @@ static void print_readable(const struct run *const run)
     else
         print_decode(run);
     printf("device      %s\nkernel      %s\n", info.name, run->result.kernel);
+    if (run->result.short_kernel)
+        printf("            %s for up to %d query tokens\n", run->result.short_kernel,
+               ATTN_PREFILL_SHORT_TOKENS);
     if (params->skip_table)
         printf("dropped     %lld of %lld pages of a KV head, by skip-softmax\n",
                (long long) run->result.dropped, (long long) count_pages(params));

@@ -1004,7 +1004,7 @@ class Prefill(Program):
         self.assertIn("expected_o  FAILED", done.stdout)
         self.assertIn("o[5][2][7]", done.stdout)
 
-    def plan(self, *options):
+    def plan(self, *options, says="query tokens, a block for each"):
         # A pack that needs no nvcc; a static build has its packs in itself.
         built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
         if not os.path.islink(self.path("libattn-hopper.so")):
@@ -1014,7 +1014,7 @@ class Prefill(Program):
         if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
             self.skipTest("packs are built in")
         text = self.expect(0, "plan", "prefill", "--target", "hopper", *options, **folder).stdout
-        self.assertIn("query tokens, a block for each", text)
+        self.assertIn(says, text)
         done = self.expect(0, "plan", "prefill", "--target", "hopper", "--json", *options, **folder)
         return json.loads(done.stdout)["plans"][0]
 
@@ -1031,6 +1031,16 @@ class Prefill(Program):
         done = self.expect(1, "plan", "prefill", "--dim", 96, "--target", "hopper",
                            ATTN_PACK_PATH=self.folder.name)
         self.assertIn("head_dim 96; it has: prefill_", done.stderr)
+
+    def test_plans_the_short_form(self):
+        chunk = ("--dim", 128, "--heads", "32/8", "--len", 8192, "--q-len", 16)
+        plan = self.plan(*chunk, "--no-workspace")
+        self.assertEqual((plan["kernel"], plan["workspace_bytes"]), ("prefill_bf16_d128", 0))
+        plan = self.plan(*chunk, says="form        short")
+        self.assertEqual((plan["kernel"], plan["rows"], plan["tiles"]), ("decode_bf16_bf16_d128_wide", 0, 0))
+        self.assertTrue(plan["workspace_bytes"] > 0 and plan["num_counters"] > 0 and plan["grid"] > 0, plan)
+        plan = self.plan(*chunk, "--contiguous")
+        self.assertEqual((plan["kernel"], plan["num_counters"]), ("prefill_bf16_d128", 0))
 
     def test_bench_on_the_host_executor(self):
         done = self.expect(0, "bench", "prefill", "--device", "host", "--json")
@@ -1049,8 +1059,10 @@ class Prefill(Program):
         (row,) = csv.DictReader(io.StringIO(table))
         self.assertEqual((row["case"], row["device"]), (name, "host executor"))
         self.assertTrue(row["commit"] and None not in row)
-        self.assertIn("not of a kernel", self.expect(0, "bench", "prefill", "--device", "host", "--shape",
-                                                     name).stdout)
+        text = self.expect(0, "bench", "prefill", "--device", "host", "--set", "short", "--shape",
+                           name).stdout
+        self.assertIn("not of a kernel", text)
+        self.assertIn("limit    of GB/s", text)
 
     def test_bench_on_the_gpu(self):
         if not self.has_gpu():
@@ -1068,6 +1080,10 @@ class Prefill(Program):
         for wanted in ("24q4 d256, 16k", "32q8 d128 contiguous, 8k", "64q8 d64, 8k",
                        "16q2 d256, 8200 at 16392"):
             self.assertIn(wanted, names)
+        short = self.expect(0, "bench", "prefill", "--list", "--set", "short").stdout.splitlines()
+        self.assertEqual(len(short), 30)
+        self.assertTrue({"24q4 d256, 1 of 8k", "32q8 d128, 257 of 128k"} <= set(short), short)
+        self.assertFalse(set(short) & set(names))
 
 
 class Bench(Program):

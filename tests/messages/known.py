@@ -11,6 +11,7 @@ UNHEARD = {
     "out of host memory": MEMORY,
     "out of GPU memory": GPU,
     "; %.2f times as fast as without": GPU,
+    "%s for up to %d query tokens": GPU,
     "GPU %d cannot be opened": GPU,
     "do not fit the GPU's memory": GPU,
     "driver   %s; %d SMs": GPU,

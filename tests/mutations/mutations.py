@@ -78,6 +78,8 @@ KERNEL = [
     (33, "gpu_prefill", "gpu_prefill/has_the_same_bits_alone_and_in_company", "batches scale q"),
     (34, "gpu_prefill", "gpu_prefill/agrees_with_the_definition", "a token sees the next key"),
     (35, "gpu_prefill", "gpu_prefill/agrees_with_the_definition", "windows begin a key early"),
+    (36, "gpu_short", "short_form/has_the_bits_of_decode", "rows of longer neighbours are written"),
+    (37, "gpu_short", "short_form/has_the_same_bits_alone_and_in_company", "chunks see a key more"),
     (40, "gpu_tiled", "tiled/counts_blocks_outside_the_pool_as_absent", "ids past the pool are read"),
     (41, "gpu_tiled", "tiled/counts_valid_slots_of_the_last_block", "all slots of it hold keys"),
     (42, "gpu_tiled", "tiled/has_the_same_bits_in_any_cutting", "a round is folded from its end"),
@@ -89,7 +91,8 @@ KERNEL = [
 DECODE_ROWS = re.compile(r"decode_bf16_d(64|128|256)(_r16)? *=")
 PREFILL_ROWS = re.compile(r"prefill_")
 TILED_ROWS = re.compile(r"tiled_")
-ROWS = {"gpu_prefill": PREFILL_ROWS, "gpu_tiled": TILED_ROWS}
+SHORT_ROWS = re.compile(r"(decode_(bf16|fp16)_d(64|128|256|512)(_r16|_r64)?|prefill_.*) *=")
+ROWS = {"gpu_prefill": PREFILL_ROWS, "gpu_short": SHORT_ROWS, "gpu_tiled": TILED_ROWS}
 
 
 def run(command, **kwargs):
@@ -174,7 +177,7 @@ def build_packs(source, target, packs):
         faults = {
             number: ROWS.get(program, DECODE_ROWS) for number, program, _, _ in KERNEL
         }
-        all_rows = (DECODE_ROWS, PREFILL_ROWS, TILED_ROWS)
+        all_rows = (SHORT_ROWS, TILED_ROWS)
         faults[0] = re.compile("|".join(rows.pattern for rows in all_rows))
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             builds = []
