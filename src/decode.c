@@ -438,11 +438,13 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     static const struct attn_decode_chunks none;
     const struct attn_decode_chunks *const own = chunks ? chunks : &none;
     const int32_t ratio = params->num_q_heads / params->num_kv_heads;
-    uint32_t page_magic, splits_magic, ratio_magic;
-    int32_t page_shift, splits_shift, ratio_shift;
+    uint32_t page_magic, splits_magic, ratio_magic, groups_magic, lanes_magic;
+    int32_t page_shift, splits_shift, ratio_shift, groups_shift, lanes_shift;
     attn_magic(ratio, &ratio_magic, &ratio_shift);
     attn_magic(params->page_size, &page_magic, &page_shift);
     attn_magic(launch->splits, &splits_magic, &splits_shift);
+    attn_magic(launch->row_groups, &groups_magic, &groups_shift);
+    attn_magic(launch->lanes, &lanes_magic, &lanes_shift);
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -485,12 +487,16 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .ratio_shift = ratio_shift,
         .group_rows = launch->group_rows,
         .row_groups = launch->row_groups,
+        .groups_magic = groups_magic,
+        .groups_shift = groups_shift,
         .window = params->window,
         .window_is_shared = params->window_form == ATTN_WINDOW_SHARED,
         .splits = launch->splits,
         .splits_magic = splits_magic,
         .splits_shift = splits_shift,
         .lanes = launch->lanes,
+        .lanes_magic = lanes_magic,
+        .lanes_shift = lanes_shift,
         .num_roots = launch->num_roots,
         .root_levels = launch->root_levels,
         .stack_slots = launch->stack_slots,

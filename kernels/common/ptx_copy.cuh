@@ -138,6 +138,17 @@ static __device__ __forceinline__ void copy_line(uint32_t s_target, const void *
                  : "memory");
 }
 
+// cp.async.bulk: `bytes`, a multiple of 16, from a multiple of 16 to a multiple of 16; they are
+// counted at the barrier. PTX ISA, "cp.async.bulk".
+static __device__ __forceinline__ void copy_bytes(uint32_t s_target, const void *g_source,
+                                                  uint32_t bytes, uint32_t s_barrier)
+{
+    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+                 "[%3];" ::"r"(s_target),
+                 "l"(g_source), "r"(bytes), "r"(s_barrier)
+                 : "memory");
+}
+
 // prefetch.tensormap: of a map among the kernel's parameters. PTX ISA, "prefetch".
 static __device__ __forceinline__ void prefetch_map(const void *map)
 {

@@ -57,7 +57,7 @@ struct team : team_base<team> {
 
     __device__ __forceinline__ void take_query(int32_t lane)
     {
-        by = scaling_of(args, lane / args.row_groups);
+        by = scaling_of(args, kv_head_of(args, lane));
         // The other half may still be read.
         half ^= 1;
         take_rows(q_rows(s, told.slot), s.q[KEEPS_Q ? half : 0], q);

@@ -58,6 +58,8 @@ struct attn_decode_args {
     // Query rows of a lane, at most the kernel's, and lanes of a KV head: ceil(ratio * q_len /
     // group_rows).
     int32_t group_rows, row_groups;
+    uint32_t groups_magic;
+    int32_t groups_shift;
     // With window_is_shared from the end of the sequence, else from each token.
     int32_t window, window_is_shared;
     // Pieces of a sequence, each a reduction of its own; 1: none.
@@ -66,6 +68,8 @@ struct attn_decode_args {
     int32_t splits_shift;
     // num_kv_heads * row_groups.
     int32_t lanes;
+    uint32_t lanes_magic;
+    int32_t lanes_shift;
     int32_t num_roots, root_levels, stack_slots;
     // Leaves are counted in units of 2^min_shift: the largest count stays below 2^30.
     int32_t min_shift;

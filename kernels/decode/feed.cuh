@@ -146,7 +146,10 @@ struct batch {
         const uint32_t last = p.first + max(count_leaves(p), 1u);
         // Entries that change under the kernel may leave the piece none.
         const int32_t lanes = max(p.lanes, 1);
-        const int32_t own = item - found.before.units, number = own / lanes;
+        const int32_t own = item - found.before.units;
+        const int32_t number = lanes == args.lanes
+                                   ? attn_divide(own, args.lanes_magic, args.lanes_shift)
+                                   : own / lanes;
         const int32_t lane = own - number * lanes;
         origin = p.origin, start = p.start, stop = p.stop, past = p.past;
         unit.lane = lane_of(args, p, lane);
@@ -292,37 +295,38 @@ struct feed {
         info.next();
     }
 
-    // With its queries, unless warps have rows; negative lane: there are no more. 0 where a lane has
-    // fewer rows.
+    // A lane a query row, unless warps have rows and take them themselves. Rows that the lane of the
+    // unit has not are left as they are: nobody reads what comes of them.
+    __device__ __forceinline__ void copy_queries(const unit_info &unit, uint32_t s_told,
+                                                 const rows &r)
+    {
+        const unsigned char *const g_q =
+            static_cast<const unsigned char *>(args.q) + queries_of(args, unit) * 2;
+        if (lane_id() >= r.num_rows) return;
+        const token_head of = locate(args, r, lane_id());
+        copy_bytes(shared_address(q_rows(s, told.slot)) + lane_id() * Q_PITCH,
+                   g_q + (of.token * args.q_token_stride + of.head * HEAD_DIM) * 2, HEAD_DIM * 2,
+                   s_told);
+    }
+
+    // Negative lane: there are no more.
     __device__ __forceinline__ void tell_unit(unit_info unit)
     {
-        constexpr int PER_ROW = HEAD_DIM * 2 / 16;
         if (!TAKES_CHUNKS) {
             unit.q_len = args.q_len;
             unit.first_token = (uint32_t) unit.sequence * args.q_len;
             unit.lanes = args.lanes;
         }
         const uint32_t s_told = shared_address(&s.told[told.slot]);
-        if (!OWNS_ROWS && unit.lane >= 0) {
-            const rows r = rows_of(args, unit);
-            const unsigned char *const g_q =
-                static_cast<const unsigned char *>(args.q) + queries_of(args, unit) * 2;
-            const uint32_t s_q = shared_address(q_rows(s, told.slot));
-#pragma unroll 4
-            for (int i = lane_id(); i < ROWS * PER_ROW; i += 32) {
-                const int row = i / PER_ROW, column = i % PER_ROW * 16;
-                const token_head at = locate(args, r, min(row, r.num_rows - 1));
-                cp_async_16(s_q + row * Q_PITCH + column,
-                            g_q + (at.token * args.q_token_stride + at.head * HEAD_DIM) * 2 +
-                                column,
-                            row < r.num_rows ? 16 : 0);
-            }
-        }
-        cp_async_arrive(s_told);
+        const bool has_queries = !OWNS_ROWS && unit.lane >= 0;
+        rows r = {};
+        if (has_queries) r = rows_of(args, unit);
         if (lane_id() == 0) {
             s.units_told[told.slot] = unit;
-            barrier_arrive(s_told);
+            barrier_arrive_expect(s_told, r.num_rows * HEAD_DIM * 2);
         }
+        __syncwarp();
+        if (has_queries) copy_queries(unit, s_told, r);
         told.next();
     }
 
@@ -339,36 +343,61 @@ struct feed {
                       s_full, slot, line, kv_head, page);
     }
 
+    // Groups of a leaf that are in the pool.
+    __device__ __forceinline__ uint32_t find_groups(const batch &b, int index) const
+    {
+        return __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
+               ((1u << GROUPS) - 1);
+    }
+
+    // Where in its page this lane's group begins.
+    __device__ __forceinline__ int32_t slot_of_group(const batch &b, int index) const
+    {
+        return slot_of(b.first_key() + (lane_id() - index) * GROUP);
+    }
+
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
-    // page.
-    __device__ __forceinline__ void copy_boxes(const attn_box_map &map, uint32_t s_full,
-                                               int32_t page, int32_t kv_head, uint32_t groups,
-                                               int index, int32_t slot)
+    // page. Their bytes are still to be expected.
+    __device__ __forceinline__ void begin_boxes(const attn_box_map &map, uint32_t s_full,
+                                                int32_t page, int32_t kv_head, uint32_t groups,
+                                                int index, int32_t slot)
     {
         const int group = lane_id() - index;
-        if (lane_id() == 0) barrier_arrive_expect(s_full, __popc(groups) * GROUP_BYTES);
         if constexpr (OWNS_ROWS)
             copy_lines(map, s_full, page, kv_head, groups, index, slot);
         else if (group >= 0 && group < GROUPS && groups >> group & 1)
             copy_box(shared_address(s.ring[at.slot]) + group * GROUP_BYTES, &map, s_full, slot,
                      kv_head, page);
-        __syncwarp();
         at.next();
     }
 
-    __device__ __forceinline__ void feed_boxes(batch b, int32_t kv_head)
+    __device__ __forceinline__ void expect_boxes(uint32_t s_full, uint32_t groups)
+    {
+        if (lane_id() == 0) barrier_arrive_expect(s_full, __popc(groups) * GROUP_BYTES);
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void copy_boxes(const attn_box_map &map, uint32_t s_full,
+                                               int32_t page, int32_t kv_head, uint32_t groups,
+                                               int index, int32_t slot)
+    {
+        expect_boxes(s_full, groups);
+        begin_boxes(map, s_full, page, kv_head, groups, index, slot);
+    }
+
+    // What is read first is asked for first, and what is to be told is told while that is on its
+    // way.
+    __device__ __forceinline__ void feed_boxes(batch b, int32_t kv_head, bool is_new)
     {
 #pragma unroll 1
         for (int index = 0; b.leaf < b.end; b.leaf++, index += GROUPS) {
-            const uint32_t groups =
-                __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
-                ((1u << GROUPS) - 1);
-            const visible_keys keys = see(b, groups);
-            const uint32_t key = b.first_key() + (lane_id() - index) * GROUP;
-            const int32_t slot = slot_of(key);
+            const uint32_t groups = find_groups(b, index);
+            const int32_t slot = slot_of_group(b, index);
             const uint32_t s_k = wait_for_room();
-            tell_visible(keys);
-            copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);
+            begin_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);
+            if (is_new && index == 0) tell_unit(b.unit);
+            tell_visible(see(b, groups));
+            expect_boxes(s_k, groups);
             copy_boxes(args.v_map, wait_for_room(), b.v_page[0], kv_head, groups, index, slot);
         }
     }
@@ -404,19 +433,6 @@ struct feed {
     }
 
     // ---- skip-softmax
-
-    // Groups of a leaf that are in the pool.
-    __device__ __forceinline__ uint32_t find_groups(const batch &b, int index) const
-    {
-        return __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
-               ((1u << GROUPS) - 1);
-    }
-
-    // Where in its page this lane's group begins.
-    __device__ __forceinline__ int32_t slot_of_group(const batch &b, int index) const
-    {
-        return slot_of(b.first_key() + (lane_id() - index) * GROUP);
-    }
 
     __device__ __forceinline__ void feed_k_boxes(const batch &b, int32_t kv_head, uint32_t groups,
                                                  int index, int32_t slot)
@@ -527,20 +543,21 @@ struct feed {
         if (b.end == b.unit.end) end_trail(kv_head);
     }
 
-    // What comes after a batch: of the same unit, or of the next item that nobody has taken.
-    // `next`: in lane 0, how many others had been asked for when this block asked last. False:
-    // there is none.
-    __device__ __forceinline__ bool look_ahead(const schedule &dealt_as, const batch &now,
-                                               int32_t &next, batch &then)
+    // What comes after a batch: of the same unit, or of the next item that nobody has taken; the
+    // first one is that of the block's number. `next`: in lane 0, how many others had been asked
+    // for when this block asked last. False: there is none.
+    __device__ __forceinline__ bool look_ahead(const schedule &dealt_as, bool is_first,
+                                               const batch &now, int32_t &next, batch &then)
     {
-        if (now.end < now.unit.end) {
+        if (!is_first && now.end < now.unit.end) {
             then = now;
             then.take(args, now.end);
             return true;
         }
-        const int64_t item = (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
+        const int64_t item =
+            is_first ? blockIdx.x : (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
         if (item >= dealt_as.dealt.total) return false;
-        if (lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
+        if (!is_first && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
         half ^= 1;
         then.begin(args, s, dealt_as, (int32_t) item, half);
         return true;
@@ -555,29 +572,36 @@ struct feed {
 
     __device__ __forceinline__ void copy(const batch &b)
     {
-        if (SKIPS && b.leaf == b.unit.first) begin_trail(b);
-        if (b.leaf == b.unit.first) tell_next_unit(b.unit);
-        const int32_t kv_head = b.unit.lane / args.row_groups;
+        const bool is_new = b.leaf == b.unit.first;
+        if (SKIPS && is_new) begin_trail(b);
+        if ((SKIPS || !args.has_boxes) && is_new) tell_next_unit(b.unit);
+        const int32_t kv_head = kv_head_of(args, b.unit.lane);
         if (SKIPS)
             feed_ahead(b, kv_head);
         else if (args.has_boxes)
-            feed_boxes(b, kv_head);
+            feed_boxes(b, kv_head, is_new);
         else
             feed_rows(b, kv_head);
     }
 
-    // The block's items: the one of its number, then what is left. The first batch does not wait
-    // until more is known; later there is always one in hand.
-    __device__ __forceinline__ void run(const schedule &dealt_as, int32_t next)
+    // The block's items. The first batch does not wait until more is known, nor until it is known
+    // what others have taken; later there is always one in hand.
+    __device__ __forceinline__ void run()
     {
-        batch now, then;
-        bool has_more = (int32_t) blockIdx.x < dealt_as.dealt.total;
-        if (has_more) now.begin(args, s, dealt_as, blockIdx.x, half);
+        schedule dealt_as = {};
+        batch now = {}, then;
+        int32_t next = 0;
+        bool has_more = true;
+        if (are_few(args))
+            dealt_as.count(args);
+        else
+            dealt_as.dealt = s.dealt;
 #pragma unroll 1
-        for (int turn = 0; has_more; turn = min(turn + 1, 2)) {
-            if (turn > 0) has_more = look_ahead(dealt_as, now, next, then);
-            if (turn != 1) copy(now);
-            if (turn > 0) now = then;
+        for (int turn = 0; has_more; turn = min(turn + 1, 3)) {
+            if (turn == 1 && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
+            if (turn != 1) has_more = look_ahead(dealt_as, turn == 0, now, next, then);
+            if (turn == 1 || turn == 3) copy(now);
+            if (turn != 1) now = then;
         }
         now.unit.lane = -1;
         tell_next_unit(now.unit);

@@ -74,7 +74,7 @@ struct v_feed {
             wait(s.told[told.slot], told.phase);
             const unit_info unit = s.units_told[told.slot];
             if (unit.lane < 0) break;
-            const int32_t kv_head = unit.lane / args.row_groups;
+            const int32_t kv_head = kv_head_of(args, unit.lane);
             const uint32_t origin = describe(args, unit.piece).origin;
 #pragma unroll 1
             for (uint32_t leaf = unit.first; leaf < unit.end; leaf++)

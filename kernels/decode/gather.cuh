@@ -39,6 +39,24 @@ struct roots {
     }
 };
 
+// Whether this lane has columns of rows that the call has. Others are not moved.
+static __device__ __forceinline__ bool has_values(const attn_decode_args &args, int n)
+{
+    return has_columns() && (OWNS_ROWS || own_row(lane_id(), n, 0) < args.group_rows);
+}
+
+// Step d of a root, which is step `from` of b.
+template <int N>
+static __device__ __forceinline__ void store_root(const attn_decode_args &args, float *root, int d,
+                                                  const block<N> &b, int from)
+{
+#pragma unroll
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+        if (has_values(args, n)) *slot_o(root, d, n) = o_of(b, from, n);
+        if (d == 0) store_ml(root, n, b);
+    }
+}
+
 // Roots begin .. begin + FAN - 1 of blocks of 2^log units, of which low .. high are there.
 struct fan {
     const roots &r;
@@ -55,49 +73,65 @@ struct fan {
         return FAN - (FAN >> level);
     }
 
-    // Weights of all nodes, and m and l of the block that is all of them.
-    __device__ __forceinline__ void weigh(fan_weights &s_fan) const
+    // m and l of this lane's root, of the warp's row `i`.
+    __device__ __forceinline__ float2 load_ml(int i) const
     {
         const int32_t index = begin + lane_id();
-#pragma unroll 1
-        for (int row = warp_id(); row < ROWS; row += WARPS) {
-            float m = -INFINITY, l = 0.0f;
-            if (has(index)) {
-                const float *const g_ml = slot_row(r.slot(index, log), row);
-                m = load_global_float(g_ml);
-                l = load_global_float(g_ml + 2);
-            }
+        const int row = warp_id() + i * WARPS;
+        if (row >= ROWS || !has(index)) return make_float2(-INFINITY, 0.0f);
+        const float *const g_ml = slot_row(r.slot(index, log), row);
+        return make_float2(load_global_float(g_ml), load_global_float(g_ml + 2));
+    }
+
+    // Of a row, weights of all nodes, and m and l of the block that is all of them. `ml`: of this
+    // lane's root.
+    static __device__ __forceinline__ void weigh_row(fan_weights &s_fan, int row, float2 ml)
+    {
+        float m = ml.x, l = ml.y;
 #pragma unroll
-            for (int level = 0; level < FAN_LOG; level++) {
-                const bool is_right = lane_id() >> level & 1;
-                const float other_m = __shfl_xor_sync(~0u, m, 1 << level);
-                const float other_l = __shfl_xor_sync(~0u, l, 1 << level);
-                const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
-                l = is_right ? l : other_l, m = is_right ? m : other_m;
-                const float2 w = merge_ml(left_m, left_l, m, l);
-                if (lane_id() % (2 << level) == 0)
-                    s_fan.node[first_node(level) + (lane_id() >> (level + 1))][row] = w;
-            }
-            if (lane_id() == 0) s_fan.ml[row] = make_float2(m, l);
+        for (int level = 0; level < FAN_LOG; level++) {
+            const bool is_right = lane_id() >> level & 1;
+            const float other_m = __shfl_xor_sync(~0u, m, 1 << level);
+            const float other_l = __shfl_xor_sync(~0u, l, 1 << level);
+            const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
+            l = is_right ? l : other_l, m = is_right ? m : other_m;
+            const float2 w = merge_ml(left_m, left_l, m, l);
+            if (lane_id() % (2 << level) == 0)
+                s_fan.node[first_node(level) + (lane_id() >> (level + 1))][row] = w;
+        }
+        if (lane_id() == 0) s_fan.ml[row] = make_float2(m, l);
+    }
+
+    // The warp's rows; `ml`: of the first one.
+    __device__ __forceinline__ void weigh(fan_weights &s_fan, float2 ml) const
+    {
+#pragma unroll 1
+        for (int i = 0, row = warp_id(); row < ROWS; row += WARPS) {
+            const float2 next = load_ml(++i);
+            weigh_row(s_fan, row, ml);
+            ml = next;
         }
     }
 
-    // Columns of AT_ONCE roots from the one with number `first` on, a step's 8 rows, which are
-    // `offset` floats from the start of a slot.
-    __device__ __forceinline__ void load(float4 (&o)[AT_ONCE], int32_t first, int32_t offset) const
+    // Columns of AT_ONCE roots from the one with number `first` on: step d of row block n.
+    __device__ __forceinline__ void load(float4 (&o)[AT_ONCE], int32_t first, int d, int n) const
     {
-        const float *const g_columns = r.args.slots + offset;
+        const float *const g_columns = r.args.slots + slot_offset(d, n);
         const int32_t lowest = r.info.slot;
         const int32_t step = r.info.lanes << log, least = low - first;
         const uint32_t span = high - low;
         // As roots::number, without its multiplications.
         int32_t number = lowest + ((first << log) - r.info.first_unit) * r.info.lanes;
+        // The last one is there: then all are.
+        const bool are_there =
+            has_values(r.args, n) &&
+            (uint32_t) (number + (high - first) * step) < (uint32_t) r.args.num_roots;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++, number += step) {
             o[i] = make_float4(0, 0, 0, 0);
-            if (has_columns() && (uint32_t) (i - least) <= span)
+            if (are_there && (uint32_t) (i - least) <= span)
                 o[i] = load_global_float4(reinterpret_cast<const float4 *>(
-                    g_columns + (int64_t) r.bound(max(number, lowest)) * SLOT_FLOATS));
+                    g_columns + (int64_t) max(number, lowest) * SLOT_FLOATS));
         }
     }
 
@@ -133,35 +167,46 @@ struct fan {
         if constexpr (NODES > 1) merge_part<LEVEL + 1>(s_fan, o, part, n);
     }
 
-    // What block `at` of 2^LOG roots comes to, some of which are there. `o`: if `is_loaded`, the
-    // first AT_ONCE of these.
-    template <int LOG>
-    __device__ __forceinline__ float4 merge_block(const fan_weights &s_fan, float4 (&o)[AT_ONCE],
-                                                  bool &is_loaded, int at, int d, int n) const
+    // What all roots come to, AT_ONCE after AT_ONCE. `o`: if `is_loaded`, the first of these.
+    __device__ __forceinline__ float4 merge_parts(const fan_weights &s_fan, float4 (&o)[AT_ONCE],
+                                                  bool is_loaded, int d, int n) const
     {
-        if constexpr (LOG <= AT_ONCE_LOG) {
-            if (!is_loaded) load(o, begin + at * AT_ONCE, slot_offset(d, n));
+        constexpr int PART_LEVELS = FAN_LOG - AT_ONCE_LOG;
+        const int32_t first = (low - begin) >> AT_ONCE_LOG, last = (high - begin) >> AT_ONCE_LOG;
+        float4 waiting[PART_LEVELS], sum;
+#pragma unroll 1
+        for (int32_t part = first; part <= last; part++) {
+            if (!is_loaded) load(o, begin + part * AT_ONCE, d, n);
             is_loaded = false;
-            merge_part(s_fan, o, at, n);
-            return o[AT_ONCE - 1];
-        } else {
-            const int32_t middle = begin + (at * 2 + 1) * (1 << (LOG - 1));
-            if (low >= middle) return merge_block<LOG - 1>(s_fan, o, is_loaded, at * 2 + 1, d, n);
-            const float4 left = merge_block<LOG - 1>(s_fan, o, is_loaded, at * 2, d, n);
-            if (high < middle) return left;
-            float4 right = merge_block<LOG - 1>(s_fan, o, is_loaded, at * 2 + 1, d, n);
-            merge(s_fan, first_node(LOG - 1) + at, n, left, right);
-            return right;
+            merge_part(s_fan, o, part, n);
+            sum = o[AT_ONCE - 1];
+            // A left half waits for its right one, if that comes.
+            bool waits = false;
+#pragma unroll
+            for (int level = 0; level < PART_LEVELS; level++) {
+                const bool is_right = part >> level & 1;
+                const bool has_left = part >> level << level > first;
+                if (!waits && is_right && has_left)
+                    merge(s_fan, first_node(AT_ONCE_LOG + level) + (part >> (level + 1)), n,
+                          waiting[level], sum);
+                if (!waits && !is_right && part < last) {
+                    waiting[level] = sum;
+                    waits = true;
+                }
+            }
         }
+        return sum;
     }
 
     // Before any step: o gets what the first one begins with. The warps that multiply together.
     __device__ __forceinline__ void begin_steps(fan_weights &s_fan, float4 (&o)[AT_ONCE]) const
     {
-        load(o, begin + (low - begin) / AT_ONCE * AT_ONCE, slot_offset(0, 0));
+        // These first: they are waited for first.
+        const float2 ml = load_ml(0);
+        load(o, begin + (low - begin) / AT_ONCE * AT_ONCE, 0, 0);
         // Another warp may still merge what waits in the levels.
         sync_team();
-        weigh(s_fan);
+        weigh(s_fan, ml);
         sync_team();
     }
 
@@ -171,8 +216,7 @@ struct fan {
     {
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++) {
-            bool is_loaded = d + n == 0;
-            const float4 sum = merge_block<FAN_LOG>(s_fan, o, is_loaded, 0, d, n);
+            const float4 sum = merge_parts(s_fan, o, d + n == 0, d, n);
             b.o[0][n][0] = sum.x, b.o[0][n][1] = sum.y, b.o[0][n][2] = sum.z, b.o[0][n][3] = sum.w;
             const float4 ml = of_two_rows(s_fan.ml, n);
             b.m[n][0] = ml.x, b.l[n][0] = ml.y, b.m[n][1] = ml.z, b.l[n][1] = ml.w;
@@ -220,9 +264,15 @@ struct climb {
         return r.slot(own, log);
     }
 
-    __device__ __forceinline__ void post(arrivals &a) const
+    // Where they arrive, and how many.
+    __device__ __forceinline__ int32_t *counter() const
     {
-        a.post(g_counters + r.number(own >> FAN_LOG, log + FAN_LOG), high - low + 1);
+        return g_counters + r.number(own >> FAN_LOG, log + FAN_LOG);
+    }
+
+    __device__ __forceinline__ int32_t count() const
+    {
+        return high - low + 1;
     }
 
     // All of them, once they are there.

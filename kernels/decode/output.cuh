@@ -226,13 +226,12 @@ static __device__ __forceinline__ void merge_pieces(const attn_decode_args &args
     }
 }
 
-// b is steps `first_step` .. of a whole piece.
+// b is steps `first_step` .. of a whole piece, r the rows of it that are to be written.
 template <int N>
 static __device__ __forceinline__ void store_whole(const attn_decode_args &args,
-                                                   const unit_info &info, int first_step,
-                                                   block<N> &b)
+                                                   const unit_info &info, const rows &r,
+                                                   int first_step, block<N> &b)
 {
-    const rows r = rows_of(args, info);
     if (OWNS_ROWS || args.splits == 1)
         store_output(args, r, first_step, b);
     else

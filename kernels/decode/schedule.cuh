@@ -35,11 +35,16 @@ static __device__ __forceinline__ int64_t output_of(const attn_decode_args &args
     return (int64_t) (r.first_token + at.token) * args.num_q_heads + at.head;
 }
 
+static __device__ __forceinline__ int32_t kv_head_of(const attn_decode_args &args, int32_t lane)
+{
+    return attn_divide(lane, args.groups_magic, args.groups_shift);
+}
+
 static __device__ __forceinline__ rows rows_of(const attn_decode_args &args, const unit_info &unit)
 {
     rows r;
     r.lane = unit.lane;
-    r.kv_head = unit.lane / args.row_groups;
+    r.kv_head = kv_head_of(args, unit.lane);
     r.first = (unit.lane - r.kv_head * args.row_groups) * args.group_rows;
 #if ATTN_MUTATION == 36
     r.num_rows = min(args.group_rows, args.ratio * args.q_len - r.first);
@@ -268,8 +273,16 @@ static __device__ __forceinline__ bool are_few(const attn_decode_args &args)
     return args.batch * args.splits <= 32;
 }
 
-// Then its lines of the table, too, are asked for while the lengths are on their way: a part by
-// each thread that has nothing else to do.
+// Lines that all need first. What the grids before this one may still write there is not lost: L2
+// has it.
+static __device__ __forceinline__ void prefetch_lens(const attn_decode_args &args)
+{
+    constexpr int LINE = 32;
+    if (args.seq_lens && threadIdx.x * LINE < args.batch)
+        prefetch_line(args.seq_lens + threadIdx.x * LINE);
+}
+
+// Where there are few pieces their lines of the table, too: a part by each block.
 static __device__ __forceinline__ void prefetch_table(const attn_decode_args &args)
 {
     constexpr int LINE = 32;
@@ -382,8 +395,8 @@ struct schedule {
                                    __reduce_max_sync(~0u, leaves), may_skip);
         own = { 0, 0 };
         if (is_piece) own = ::count(p, dealt.shift);
-        end = sum_up(own);
-        dealt.total = __shfl_sync(~0u, end.units, 31);
+        end = args.batch * args.splits > 1 ? sum_up(own) : own;
+        dealt.total = __reduce_add_sync(~0u, own.units);
     }
 
     // All lanes together, for one unit of those that there are.
@@ -392,8 +405,7 @@ struct schedule {
     {
         if (are_few(args)) {
             const int at = __ffs(__ballot_sync(~0u, unit < end.units)) - 1;
-            const piece p = describe(args, at, __shfl_sync(~0u, len, at));
-            return { p,
+            return { describe(args, at, __shfl_sync(~0u, len, at)),
                      at,
                      { __shfl_sync(~0u, end.units - own.units, at),
                        __shfl_sync(~0u, end.slots - own.slots, at) } };

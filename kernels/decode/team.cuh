@@ -37,35 +37,53 @@ template <class TEAM> struct team_base {
         barrier_wait(shared_address(&s.full[at.slot]), at.phase);
     }
 
+    __device__ __forceinline__ void store_unit(float *root, const block<STEPS> &b) const
+    {
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) store_root(args, root, d, b, d);
+    }
+
+    // The roots of a fan, into the root above them or the output.
+    __device__ __forceinline__ void merge_roots(const fan &gathered, const climb &above,
+                                                bool is_part, const rows &r)
+    {
+        float4 o[AT_ONCE];
+        gathered.begin_steps(s.fan, o);
+#pragma unroll 1
+        for (int d = 0; d < STEPS; d++) {
+            block<1> b;
+            gathered.merge_step(s.fan, o, d, b);
+            if (is_part)
+                store_root(args, above.slot(), d, b, 0);
+            else
+                store_whole(args, above.r.info, r, own_step() + d, b);
+        }
+        // Levels of the merge tree will be where the weights are.
+        sync_team();
+    }
+
     // If the arrival that is open was the last, merges the roots, and goes on upwards.
     __device__ __forceinline__ void settle()
     {
         if (!is_open) return;
         is_open = false;
-        if (!mail.settle()) return;
+        // The unit that was posted is there to be read.
+        sync_team();
         climb c(args, s.posted_units[posted]);
-        bool is_part = c.seek();
-        do {
+        const rows r = rows_of(args, c.r.info);
+        c.seek();
+#pragma unroll 1
+        for (;;) {
+            // All that does not need the answer comes before it.
             const fan gathered = c.gathered();
             c.go_up();
-            is_part = c.seek();
-            float4 o[AT_ONCE];
-            gathered.begin_steps(s.fan, o);
-#pragma unroll 1
-            for (int d = 0; d < STEPS; d++) {
-                block<1> b;
-                gathered.merge_step(s.fan, o, d, b);
-                if (is_part)
-                    store_step(c.slot(), d, b, 0);
-                else
-                    store_whole(args, c.r.info, own_step() + d, b);
-            }
-            // Levels of the merge tree will be where the weights are.
-            sync_team();
+            const bool is_part = c.seek();
+            if (!mail.settle()) return;
+            merge_roots(gathered, c, is_part, r);
             if (!is_part) break;
-            c.post(mail);
-        } while (mail.settle());
-        if (!is_part) finish_whole(args, mail, c.r.info);
+            mail.post(c.counter(), c.count());
+        }
+        finish_whole(args, mail, c.r.info);
     }
 
     // A unit's arrival is left open for the time of another one.
@@ -76,15 +94,18 @@ template <class TEAM> struct team_base {
             barrier_wait(shared_address(&s.told[told.slot]), told.phase);
             const unit_info &unit = s.units_told[told.slot];
             const bool is_end = unit.lane < 0;
-            climb c(args, unit);
-            const bool is_part = !is_end && c.seek();
+            bool is_part = false;
             if (!is_end) {
                 block<STEPS> b;
+                // Nothing waits there between units, and so no registers are kept.
+                clear(waiting.lowest);
                 static_cast<TEAM *>(this)->attend_unit(unit, b);
+                climb c(args, unit);
+                is_part = c.seek();
                 if (is_part)
-                    store_slot(c.slot(), b);
+                    store_unit(c.slot(), b);
                 else
-                    store_whole(args, unit, own_step(), b);
+                    store_whole(args, unit, rows_of(args, unit), own_step(), b);
             }
             if (is_part || is_end || args.splits > 1) settle();
             if (is_end) break;
@@ -94,7 +115,9 @@ template <class TEAM> struct team_base {
             }
             posted ^= 1;
             if (threadIdx.x == 0) s.posted_units[posted] = unit;
-            c.post(mail);
+            climb c(args, unit);
+            c.seek();
+            mail.post(c.counter(), c.count());
             is_open = true;
         }
         mail.post(nullptr, 0);
@@ -119,7 +142,7 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
     }
     if (!SKIPS && threadIdx.x < LEAF_INFOS)
         barrier_init(shared_address(&s.seen_leaf[threadIdx.x]), 1);
-    if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 33);
+    if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 1);
     if (threadIdx.x == 0) {
         barrier_init(shared_address(&s.posted), WARPS);
         barrier_init(shared_address(&s.answered), 1);
@@ -127,22 +150,15 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
     if (SKIPS && threadIdx.x < DECISIONS)
         barrier_init(shared_address(&static_cast<skip_smem &>(s).decided[threadIdx.x]), 1);
     fence_async();
+    prefetch_lens(args);
+    if (are_few(args)) prefetch_table(args);
     wait_for_grids_before();
-    int32_t next = 0;
-    schedule dealt_as = {};
-    if (copies && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
-    if (are_few(args)) {
-        if (copies)
-            dealt_as.count(args);
-        else
-            prefetch_table(args);
+    if (are_few(args))
         __syncthreads();
-    } else {
+    else
         count_all(args, s);
-        dealt_as.dealt = s.dealt;
-    }
     if (copies) {
-        feed(args, s).run(dealt_as, next);
+        feed(args, s).run();
         return;
     }
     if (warp_id() > WARPS) {

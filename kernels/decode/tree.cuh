@@ -109,10 +109,13 @@ static __device__ __forceinline__ const float *slot_row(float *slot, int row)
     return reinterpret_cast<const float *>(slot_ml(slot, row / 8, row / 2 % 4)) + row % 2;
 }
 
-// In floats, from the start of the slot.
+// In floats, from the start of the slot. Of 8 lanes, which take a line together, those that have
+// the same rows lie next to each other: of a line that is not wanted as a whole, a part is moved.
 static __device__ __forceinline__ int32_t slot_offset(int d, int n)
 {
-    return (((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + lane_id()) * 4;
+    const int lane = lane_id();
+    const int place = OWNS_ROWS ? lane : lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+    return (((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + place) * 4;
 }
 
 static __device__ __forceinline__ float4 *slot_o(float *slot, int d, int n)
@@ -135,21 +138,22 @@ template <int N> static __device__ __forceinline__ float4 o_of(const block<N> &b
     return make_float4(b.o[d][n][0], b.o[d][n][1], b.o[d][n][2], b.o[d][n][3]);
 }
 
-// Step d of a block, which is step `from` of b.
+// m and l of the 8 rows of row block n.
 template <int N>
-static __device__ __forceinline__ void store_step(float *slot, int d, const block<N> &b, int from)
+static __device__ __forceinline__ void store_ml(float *slot, int n, const block<N> &b)
 {
-#pragma unroll
-    for (int n = 0; n < ROW_BLOCKS; n++) {
-        if (has_columns()) *slot_o(slot, d, n) = o_of(b, from, n);
-        if (d == 0 && speaks_for_rows(lane_id())) *slot_ml(slot, n, row_pair()) = ml_of(b, n);
-    }
+    if (speaks_for_rows(lane_id())) *slot_ml(slot, n, row_pair()) = ml_of(b, n);
 }
 
 static __device__ __forceinline__ void store_slot(float *slot, const block<STEPS> &b)
 {
 #pragma unroll
-    for (int d = 0; d < STEPS; d++) store_step(slot, d, b, d);
+    for (int n = 0; n < ROW_BLOCKS; n++) {
+#pragma unroll
+        for (int d = 0; d < STEPS; d++)
+            if (has_columns()) *slot_o(slot, d, n) = o_of(b, d, n);
+        store_ml(slot, n, b);
+    }
 }
 
 // b += the slot, which is the left half.

@@ -107,6 +107,13 @@ static inline void fence_async()
 {
 }
 
+static inline void copy_bytes(uint32_t s_target, const void *g_source, uint32_t bytes,
+                              uint32_t s_barrier)
+{
+    std::memcpy(emulator_shared + s_target, g_source, bytes);
+    emulator::barrier_bring(s_barrier, bytes);
+}
+
 static inline void copy_box(uint32_t s_target, const void *map, uint32_t s_barrier, int row,
                             int head, int page)
 {
