@@ -129,9 +129,13 @@ static const char *check_notes(const struct image *const image)
         const Elf64_Phdr segment = read_segment(image, i);
         bool sound = true;
         switch (segment.p_type) {
+        // Some dynamic linkers go by how large they are in memory.
         case PT_DYNAMIC:
         case PT_NOTE:
         case PT_GNU_PROPERTY:
+            sound = is_loaded(image, segment.p_vaddr, segment.p_filesz) &&
+                    is_loaded(image, segment.p_vaddr, segment.p_memsz);
+            break;
         case PT_TLS: sound = is_loaded(image, segment.p_vaddr, segment.p_filesz); break;
         // Rounded up to a page by some linkers.
         case PT_GNU_RELRO:

@@ -762,24 +762,33 @@ Test(target, survives_damaged_packs)
     free(sound);
 }
 
-// Address and size of DT_RELA, which the fake pack has for the names of its rows. Its first
-// segment lies in the file as in memory.
-static size_t find_relocations(const unsigned char *const image)
+// Where the first segment of a type is described; its description.
+static size_t find_segment(const unsigned char *const image, const uint32_t type,
+                           Elf64_Phdr *const segment)
 {
     Elf64_Ehdr header;
     memcpy(&header, image, sizeof(header));
     for (int i = 0; i < header.e_phnum; i++) {
-        Elf64_Phdr segment;
-        memcpy(&segment, image + header.e_phoff + (size_t) i * sizeof(segment), sizeof(segment));
-        if (segment.p_type != PT_DYNAMIC) continue;
-        Elf64_Dyn entry;
-        for (size_t at = segment.p_offset;; at += sizeof(entry)) {
-            memcpy(&entry, image + at, sizeof(entry));
-            if (entry.d_tag == DT_NULL) return 0;
-            if (entry.d_tag == DT_RELA) return entry.d_un.d_ptr;
-        }
+        const size_t at = header.e_phoff + (size_t) i * sizeof(*segment);
+        memcpy(segment, image + at, sizeof(*segment));
+        if (segment->p_type == type) return at;
     }
+    cr_assert_fail("the pack has no segment of type %u", type);
     return 0;
+}
+
+// Address and size of DT_RELA, which the fake pack has for the names of its rows. Its first
+// segment lies in the file as in memory.
+static size_t find_relocations(const unsigned char *const image)
+{
+    Elf64_Phdr segment;
+    Elf64_Dyn entry;
+    find_segment(image, PT_DYNAMIC, &segment);
+    for (size_t at = segment.p_offset;; at += sizeof(entry)) {
+        memcpy(&entry, image + at, sizeof(entry));
+        if (entry.d_tag == DT_NULL) return 0;
+        if (entry.d_tag == DT_RELA) return entry.d_un.d_ptr;
+    }
 }
 
 static void expect_unsound(const unsigned char *const image, const size_t size,
@@ -804,5 +813,19 @@ Test(target, says_what_is_damaged)
     cr_assert(relocations > 0 && relocations + sizeof(Elf64_Rela) < size);
     memset(image + relocations + offsetof(Elf64_Rela, r_offset), 0xFF, sizeof(Elf64_Addr));
     expect_unsound(image, size, "has damaged relocations");
+    free(image);
+}
+
+// glibc 2.35 reads notes as far as they are said to go in memory.
+Test(target, refuses_notes_that_end_outside)
+{
+    size_t size;
+    unsigned char *const image = fake_pack_read("hopper", &size);
+    cr_assert(image);
+    Elf64_Phdr note;
+    const size_t at = find_segment(image, PT_NOTE, &note);
+    note.p_memsz = UINT64_MAX;
+    memcpy(image + at, &note, sizeof(note));
+    expect_unsound(image, size, "has a damaged segment table");
     free(image);
 }

@@ -146,6 +146,32 @@ Test(kernels, agree_in_pieces)
     }
 }
 
+// `base` is a run of `c`: the bits of its sequences, each alone, and on fewer blocks.
+static void expect_equal_alone_and_limited(const struct decode_case *const c,
+                                           struct decode_data *const base)
+{
+    struct attn_device *device = open_device(NULL, 0);
+    for (int32_t i = 0; i < c->batch; i++) {
+        struct decode_case alone = *c;
+        alone.ids = &i;
+        alone.given_lens = c->given_lens ? &c->given_lens[i] : NULL;
+        alone.batch = 1;
+        struct decode_data *other = run(&alone, device);
+        cr_expect(decode_data_equal(base, i, other, 0), "%s: sequence %d alone", base->kernel, i);
+        decode_data_free(&other);
+    }
+    attn_device_close(&device);
+    for (int32_t limit = 1; limit < 6; limit += 3) {
+        device = open_device(NULL, limit);
+        struct decode_data *other = run(c, device);
+        for (int32_t i = 0; i < c->batch; i++)
+            cr_expect(decode_data_equal(base, i, other, i), "%s: %d blocks, sequence %d",
+                      base->kernel, limit, i);
+        decode_data_free(&other);
+        attn_device_close(&device);
+    }
+}
+
 // On one block and on several, alone and in company, by boxes and by rows: the same bits.
 Test(kernels, give_the_same_bits)
 {
@@ -161,25 +187,8 @@ Test(kernels, give_the_same_bits)
                       base->kernel, i);
         decode_data_free(&other);
         c.page_size = 16;
-        for (int32_t i = 0; i < c.batch; i++) {
-            struct decode_case alone = c;
-            alone.ids = &i;
-            alone.batch = 1;
-            other = run(&alone, device);
-            cr_expect(decode_data_equal(base, i, other, 0), "%s: sequence %d alone", base->kernel,
-                      i);
-            decode_data_free(&other);
-        }
         attn_device_close(&device);
-        for (int32_t limit = 1; limit < 6; limit += 3) {
-            device = open_device(NULL, limit);
-            other = run(&c, device);
-            for (int32_t i = 0; i < c.batch; i++)
-                cr_expect(decode_data_equal(base, i, other, i), "%s: %d blocks, sequence %d",
-                          base->kernel, limit, i);
-            decode_data_free(&other);
-            attn_device_close(&device);
-        }
+        expect_equal_alone_and_limited(&c, base);
         decode_data_free(&base);
     }
 }
@@ -434,26 +443,8 @@ Test(kernels, give_trees_the_same_bits)
             cr_expect(decode_data_equal(base, i, other, i), "%s: other pages, sequence %d",
                       base->kernel, i);
         decode_data_free(&other);
-        for (int32_t i = 0; i < c.batch; i++) {
-            struct decode_case alone = c;
-            alone.ids = &i;
-            alone.given_lens = &lens[i];
-            alone.batch = 1;
-            other = run(&alone, device);
-            cr_expect(decode_data_equal(base, i, other, 0), "%s: sequence %d alone", base->kernel,
-                      i);
-            decode_data_free(&other);
-        }
         attn_device_close(&device);
-        for (int32_t limit = 1; limit < 6; limit += 3) {
-            device = open_device(NULL, limit);
-            other = run(&c, device);
-            for (int32_t i = 0; i < c.batch; i++)
-                cr_expect(decode_data_equal(base, i, other, i), "%s: %d blocks, sequence %d",
-                          base->kernel, limit, i);
-            decode_data_free(&other);
-            attn_device_close(&device);
-        }
+        expect_equal_alone_and_limited(&c, base);
         decode_data_free(&base);
     }
 }

@@ -21,13 +21,6 @@
 
 static struct attn_device *device;
 
-static void set_up(void)
-{
-    unsetenv("METRALE_ATTN_DECODE_SPLITK");
-    unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
-    launches_set_up();
-}
-
 static void tear_down(void)
 {
     launches_tear_down(&device);
@@ -123,7 +116,7 @@ static size_t round_up(const size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-TestSuite(launch, .init = set_up, .fini = tear_down);
+TestSuite(launch, .init = launches_set_up, .fini = tear_down);
 
 Test(launch, passes_everything_on)
 {

@@ -19,19 +19,12 @@
 
 static struct attn_device *device;
 
-static void set_up(void)
-{
-    unsetenv("METRALE_ATTN_DECODE_SPLITK");
-    unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
-    launches_set_up();
-}
-
 static void tear_down(void)
 {
     launches_tear_down(&device);
 }
 
-TestSuite(runs, .init = set_up, .fini = tear_down);
+TestSuite(runs, .init = launches_set_up, .fini = tear_down);
 
 // A block of the tree: leaves.
 struct span {

@@ -30,7 +30,7 @@ ROW = "decode_bf16_d64"
 BAD_LISTS = [
     ("h100", ["'h100'", "hopper", "all", "none"]),
     ("", ["empty", "hopper"]),
-    ("hopper,hopper", ["'hopper'", "twice"]),
+    ("hopper,hopper", ["'hopper'", "twice", "b200"]),
     ("all,hopper", ["all and none stand alone"]),
     ("none,hopper", ["all and none stand alone"]),
     ("hopper,none", ["all and none stand alone"]),

@@ -63,6 +63,17 @@ class Program(unittest.TestCase):
     def has_gpu(self):
         return attn("check").returncode == 0
 
+    def use_fake_hopper(self):
+        """The environment of a pack that needs no nvcc; a static build has its packs in itself."""
+        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
+        if not os.path.islink(self.path("libattn-hopper.so")):
+            os.symlink(built, self.path("libattn-hopper.so"))
+        folder = {"ATTN_PACK_PATH": self.folder.name}
+        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
+        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
+            self.skipTest("packs are built in")
+        return folder
+
 
 class Usage(Program):
     def test_version_and_help(self):
@@ -207,15 +218,8 @@ class Plan(Program):
             done = self.expect(1, "plan", "decode", "--dim", 24, "--target", target)
             self.assertIn("24", done.stderr)
 
-
     def test_ctm_has_its_own_sizes(self):
-        # A pack that needs no nvcc; a static build has its packs in itself.
-        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
-        os.symlink(built, self.path("libattn-hopper.so"))
-        folder = {"ATTN_PACK_PATH": self.folder.name}
-        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
-        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
-            self.skipTest("packs are built in")
+        folder = self.use_fake_hopper()
 
         def plan(*options, policy="chunk"):
             done = self.expect(0, "plan", "ctm", "--dim", 32, "--target", "hopper", "--json", *options,
@@ -1006,13 +1010,7 @@ class Prefill(Program):
 
     def plan(self, *options, says="query tokens, a block for each"):
         # A pack that needs no nvcc; a static build has its packs in itself.
-        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
-        if not os.path.islink(self.path("libattn-hopper.so")):
-            os.symlink(built, self.path("libattn-hopper.so"))
-        folder = {"ATTN_PACK_PATH": self.folder.name}
-        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
-        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
-            self.skipTest("packs are built in")
+        folder = self.use_fake_hopper()
         text = self.expect(0, "plan", "prefill", "--target", "hopper", *options, **folder).stdout
         self.assertIn(says, text)
         done = self.expect(0, "plan", "prefill", "--target", "hopper", "--json", *options, **folder)
@@ -1251,12 +1249,7 @@ class Sentences(Program):
         self.say(1, "a sample has at most 2^31 - 1 tokens", "sample", "prefill", *large, *out)
 
     def test_plans(self):
-        built = pathlib.Path(os.environ["ATTN_OLD_DRIVER"]).parent / "fake_pack_hopper.so"
-        os.symlink(built, self.path("libattn-hopper.so"))
-        folder = {"ATTN_PACK_PATH": self.folder.name}
-        packs = json.loads(self.expect(0, "info", "--json", **folder).stdout)["packs"]
-        if [pack["name"] for pack in packs if pack["path"] != "built in"] != ["hopper"]:
-            self.skipTest("packs are built in")
+        folder = self.use_fake_hopper()
         plan = ("plan", "decode", "--dim", 64, "--target", "hopper", "--policy", "8")
         self.say(0, "at most 8 pieces a sequence, of 256 keys or more", *plan, **folder)
         self.say(0, " counters\n", *plan, **folder)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attn bench decode` beside PyTorch's scaled_dot_product_attention, on one GPU in one go.
 
-    decode_torch.py PROGRAM [--set S] [--shape NAME]... [--json]
+    decode_torch.py PROGRAM [--set S] [--shape NAME]... [--bench FILE] [--json]
 
 PyTorch reads contiguous K and V of the same shape, not pages, and is timed as attn bench times: a
 CUDA graph of as many calls, going round over as many copies, so that the cache is cold. Each fused
@@ -12,6 +12,8 @@ which PyTorch has no call for, show the program's numbers alone.
 
 Accuracy: both get the same tensors, a file of `attn sample` of the same shape with at most
 ACCURACY_KEYS keys in all, and are held against the softmax in double precision.
+
+--bench: what `attn bench decode --json` has just printed on this machine, in place of a run.
 
 Exit status 77 where PyTorch, CUDA or a pack for the GPU is missing; 1 if a shape is slower than
 PyTorch, or its relative RMS error more than RMS_SLACK times PyTorch's.
@@ -49,6 +51,8 @@ def run_bench(options):
     checked = attn(options.program, "check")
     if checked.returncode:
         skip(checked.stderr.strip() or "the program finds no GPU that fits a pack")
+    if options.bench:
+        return json.loads(pathlib.Path(options.bench).read_text(encoding="utf-8"))
     arguments = ["--set", options.set] if options.set else []
     for name in options.shape:
         arguments += ["--shape", name]
@@ -259,6 +263,7 @@ def read_options():
     parser.add_argument("program", help="path of attn")
     parser.add_argument("--set", help="as of attn bench")
     parser.add_argument("--shape", action="append", default=[], help="as of attn bench")
+    parser.add_argument("--bench", metavar="FILE", help="its cases, in place of a run")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return parser.parse_args()
 

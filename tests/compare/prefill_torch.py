@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attn bench prefill` beside PyTorch's scaled_dot_product_attention, on one GPU.
 
-    prefill_torch.py PROGRAM [--shape NAME]... [--csv FILE] [--json]
+    prefill_torch.py PROGRAM [--shape NAME]... [--bench FILE] [--json]
 
 PyTorch reads contiguous K and V of the same shape, and is timed as attn bench times: a CUDA graph of
 as many calls, replayed. Each fused backend is tried with enable_gqa, and with K and V repeated for
@@ -10,16 +10,15 @@ each query head; the fastest counts, and where both run flash and cuDNN are show
 queries are the last of the keys, is a causal mask aligned to the lower right. Ragged calls, which
 PyTorch has no call for, show the program's numbers alone.
 
---csv: the numbers of `attn bench prefill --csv` from a file in place of a run of the program; then
-PROGRAM may be '-'. Numbers of another machine say nothing.
+--bench: what `attn bench prefill --json` has just printed on this machine, in place of a run.
 
 Exit status 77 where PyTorch, CUDA or a pack for the GPU is missing; 1 if a shape is slower than
 PyTorch.
 """
 
 import argparse
-import csv
 import json
+import pathlib
 import subprocess
 import sys
 import warnings
@@ -40,30 +39,12 @@ def attn(program, *arguments):
                           stderr=subprocess.PIPE, text=True, check=False)
 
 
-SHAPE_KEYS = ("batch", "q_len", "q_offset", "num_q_heads", "num_kv_heads", "head_dim", "page_size")
-
-
-def read_csv(path):
-    """Cases as of --json."""
-    cases = []
-    with open(path, encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            shape = {key: int(row[key]) for key in SHAPE_KEYS}
-            shape.update(dtype=row["dtype"], ragged=row["ragged"] == "1")
-            cases.append({"case": row["case"], "ok": True, "skipped": False, "shape": shape,
-                          "us": float(row["us"]), "flops": float(row["flops"]),
-                          "tflops": float(row["tflops"]), "calls": int(row["calls"]),
-                          "twin_speedup": float(row["twin_speedup"]) or None,
-                          "relative_rms": float(row["relative_rms"])})
-    return cases
-
-
 def run_bench(options):
-    if options.csv:
-        return [case for case in read_csv(options.csv) if not options.shape or case["case"] in options.shape]
     checked = attn(options.program, "check")
     if checked.returncode:
         skip(checked.stderr.strip() or "the program finds no GPU that fits a pack")
+    if options.bench:
+        return json.loads(pathlib.Path(options.bench).read_text(encoding="utf-8"))["cases"]
     arguments = [part for name in options.shape for part in ("--shape", name)]
     done = attn(options.program, "bench", "prefill", "--json", *arguments)
     sys.stderr.write(done.stderr)
@@ -213,7 +194,7 @@ def read_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="path of attn")
     parser.add_argument("--shape", action="append", default=[], help="as of attn bench prefill")
-    parser.add_argument("--csv", metavar="FILE", help="what attn bench prefill --csv printed on this machine")
+    parser.add_argument("--bench", metavar="FILE", help="its cases, in place of a run")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return parser.parse_args()
 

@@ -4,12 +4,15 @@
 #include "tests/support/pack_folder.h"
 
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *folder;
 
 void launches_set_up(void)
 {
+    unsetenv("METRALE_ATTN_DECODE_SPLITK");
+    unsetenv("METRALE_ATTN_DECODE_GQA_PACK");
     fake_driver_install();
     folder = pack_folder_make_with("hopper");
     cr_assert_not_null(folder);

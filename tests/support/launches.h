@@ -13,7 +13,7 @@
 #define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
 #define STREAM ((attn_stream) AT(99))
 
-// Around each test. The driver has to have everything back at its end.
+// Around each test, without the environment of whoever runs it. The driver has to have everything back at its end.
 void launches_set_up(void);
 void launches_tear_down(struct attn_device **device);
 
