@@ -23,9 +23,9 @@ RESERVED_SMEM = 1024
 
 # Bytes that a thread of a kernel may spill, by the end of its name. Others may not spill at all: in
 # the loop over leaves it costs as much of L2 as K and V.
-SPILLS = {"_d128": 8, "_e4m3_d128": 16, "_d128_r16": 24, "_e4m3_d128_r16": 144, "_d512": 96,
+SPILLS = {"_d32": 8, "_d64": 8, "_e4m3_d32": 32, "_e4m3_d128_r16": 32,
           # Skip-softmax, not tuned yet: scores of leaves whose V is not there wait beside a leaf.
-          "_skip": 96, "_e4m3_d128_r16_skip": 192, "_d512_r16_skip": 376, "_d128_r64": 112, "_d256_r64": 312,
+          "_skip": 80, "_d512_r16_skip": 256, "_d128_r64": 48, "_d256_r64": 200,
           # In the warps that copy.
           "_d64_r192": 16}
 

@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The host executor takes shapes that are not named with at most so much work.
-#define HOST_DEFAULT_TOKENS 1000
+// The host executor takes shapes that are not named with at most so many pairs of a query row and a
+// key.
+#define HOST_DEFAULT_PAIRS 200000
 #define MAX_NAMES 32
 
 enum format {
@@ -216,8 +217,9 @@ static void run_shape(struct bench *const bench, const struct prefill_bench_shap
 static bool is_too_long(const struct bench *const bench,
                         const struct prefill_bench_shape *const shape)
 {
-    const int64_t tokens = (int64_t) shape->batch * shape->q_len * shape->num_q_heads;
-    return !bench->gpu && !bench->num_names && (shape->ragged || tokens > HOST_DEFAULT_TOKENS);
+    const int64_t rows = (int64_t) shape->batch * shape->q_len * shape->num_q_heads;
+    const int64_t pairs = rows * (shape->q_offset + shape->q_len);
+    return !bench->gpu && !bench->num_names && (shape->ragged || pairs > HOST_DEFAULT_PAIRS);
 }
 
 static int print_document(const struct bench *const bench)

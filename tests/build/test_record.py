@@ -57,6 +57,7 @@ SAID = {
                       timed("p1", 1000.0, shape={"page_size": 1, "q_len": 1})),
     "ctm": document("ctm", timed("ctm case", 625.0)),
     "tiled": document("tiled", timed("tiled case", 2500.0)),
+    "short": document("prefill", timed("16 of 8k", 20.0, tflops=200.0, gbs=1000.0)),
     "batch": document("decode", timed("b1", 1.0), timed("b2", 1.0, step=1.25), timed("b3", 1.0, step=1.125)),
     "ratio": document("decode", timed("r1", 1.0), timed("r2", 1.0, step=1.75)),
     "swap": {"op": "swap", **HEAD, "num_layers": 32, "num_blocks": 1000, "batch": 8, "block_size": 16,
@@ -77,6 +78,7 @@ WANTED = {
     "skip": ["| 50.0 % | 400.0 | 500.0 | 1.25 | 1.33 |"],
     "ctm": ["| ctm case | 625.0 | 40.0 % |"],
     "prefill": ["| 2k | 100.0 | 400 | 150.0 | 1.50 | 2.00 |"],
+    "short": ["| 16 of 8k | 20.0 | 200 | 1000 | 25.0 % |"],
     "tiled": ["| tiled case | 2500.0 | 10.0 % |"],
     "swap": ["| 32 | 8 of 2000 tokens | 592.0 | 54.0 | 51.0 | 60.0 | 85.0 % |"],
     "pictures": ["(docs/decode.svg)", "(docs/prefill.svg)"],
@@ -159,7 +161,7 @@ def check_faults(here):
     done = here.record("run", here.build, run, "--seconds", "5")
     sets = json.loads((run / "run.json").read_text())["sets"]
     # What hangs takes the time of all behind it.
-    behind = ["ctm", "tiled", "swap", "batch", "ratio"]
+    behind = ["ctm", "tiled", "swap", "short", "batch", "ratio"]
     failed = ["decode", "decode_torch", "tree", "pages", *behind]
     expect_refused(done, "not all was recorded: ")
     assert [name for name, found in sets.items() if found["state"] == "failed"] in (
@@ -173,6 +175,13 @@ def check_faults(here):
     for name, words in (("decode", "This run has no decode"), ("pages", "took longer than"), ("swap", "were over"),
                         ("skip", "| 50.0 % | 400.0 |")):
         assert words in blocks[name], (name, blocks[name])
+
+
+def check_sets(here):
+    run = here.folder / "sets"
+    expect_ok(here.record("run", here.build, run, "--sets", "swap,decode"))
+    assert list(json.loads((run / "run.json").read_text())["sets"]) == ["swap", "decode"]
+    expect_refused(here.record("run", here.build, here.folder / "none", "--sets", "decod"), "there is no decod; ")
 
 
 def check_refusals(here):
@@ -210,6 +219,7 @@ def main():
         folder = pathlib.Path(name)
         here = Here(root, folder / "said")
         check_tables(here)
+        check_sets(here)
         check_faults(here)
         check_refusals(here)
         if len(sys.argv) > 3:
