@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attn bench decode` beside PyTorch's scaled_dot_product_attention, on one GPU in one go.
 
-    decode_torch.py PROGRAM [--set S] [--shape NAME]... [--bench FILE] [--json]
+    decode_torch.py PROGRAM [--set S] [--shape NAME]... [--bench FILE] [--json] [--seconds N]
 
 PyTorch reads contiguous K and V of the same shape, not pages, and is timed as attn bench times: a
 CUDA graph of as many calls, going round over as many copies, so that the cache is cold. Each fused
@@ -14,6 +14,7 @@ Accuracy: both get the same tensors, a file of `attn sample` of the same shape w
 ACCURACY_KEYS keys in all, and are held against the softmax in double precision.
 
 --bench: what `attn bench decode --json` has just printed on this machine, in place of a run.
+--seconds: after so many the rest has the program's numbers alone.
 
 Exit status 77 where PyTorch, CUDA or a pack for the GPU is missing; 1 if a shape is slower than
 PyTorch, or its relative RMS error more than RMS_SLACK times PyTorch's.
@@ -28,11 +29,12 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 
 SKIPPED = 77
-WARM_UPS = 3
-SAMPLES = 31
+WARM_UPS = 2
+SAMPLES = 15
 ACCURACY_KEYS = 16384
 RMS_SLACK = 1.05
 
@@ -201,7 +203,7 @@ def compare_case(program, case):
            "host_us": case.get("host_us"), "launch_us": case.get("launch_us"), "torch_us": None,
            "torch_backend": None, "ratio": None, "rms": case.get("relative_rms"), "torch_rms": None,
            "error": case.get("error")}
-    if not case["ok"] or not has_call(shape):
+    if not case["ok"] or not has_call(shape) or time.monotonic() > END:
         return row
     found = time_torch(shape, case["copies"], case["calls"])
     if not found:
@@ -264,12 +266,14 @@ def read_options():
     parser.add_argument("--set", help="as of attn bench")
     parser.add_argument("--shape", action="append", default=[], help="as of attn bench")
     parser.add_argument("--bench", metavar="FILE", help="its cases, in place of a run")
+    parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     OPTIONS = read_options()
+    END = time.monotonic() + OPTIONS.seconds
     warnings.simplefilter("ignore")
     try:
         import torch

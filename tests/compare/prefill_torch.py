@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`attn bench prefill` beside PyTorch's scaled_dot_product_attention, on one GPU.
 
-    prefill_torch.py PROGRAM [--shape NAME]... [--bench FILE] [--json]
+    prefill_torch.py PROGRAM [--shape NAME]... [--bench FILE] [--json] [--seconds N]
 
 PyTorch reads contiguous K and V of the same shape, and is timed as attn bench times: a CUDA graph of
-as many calls, replayed. Each fused backend is tried with enable_gqa, and with K and V repeated for
-each query head; the fastest counts, and where both run flash and cuDNN are shown apart. A chunk, whose
+as many calls, or of those that take REPLAY_US, replayed. Each fused backend is tried with
+enable_gqa, and with K and V repeated for each query head; the fastest counts, and where both run
+flash and cuDNN are shown apart. A chunk, whose
 queries are the last of the keys, is a causal mask aligned to the lower right. Ragged calls, which
 PyTorch has no call for, show the program's numbers alone.
 
 --bench: what `attn bench prefill --json` has just printed on this machine, in place of a run.
+--seconds: after so many the rest has the program's numbers alone.
 
 Exit status 77 where PyTorch, CUDA or a pack for the GPU is missing; 1 if a shape is slower than
 PyTorch.
@@ -21,11 +23,16 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 import warnings
 
 SKIPPED = 77
-WARM_UPS = 3
-SAMPLES = 21
+WARM_UPS = 2
+SAMPLES = 11
+# Microseconds of a replay, about; and how many times as long as the fastest one a call may take that is
+# still timed, unless it is flash or cuDNN as they come.
+REPLAY_US = 5000
+TOO_SLOW = 3
 BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")
 
 
@@ -77,15 +84,20 @@ def make_calls(shape, q, k, v):
             yield f"{label} repeated", getattr(SDPBackend, name), call_wide
 
 
-def works(backend, call):
-    """Whether the backend takes it; its plan is then made, which a capture could not."""
+def try_call(backend, call):
+    """Microseconds of a call, about, or None if the backend does not take it; its plan is then made,
+    which a capture could not."""
     try:
         with sdpa_kernel(backend):
             call()
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
         torch.cuda.synchronize()
     except (RuntimeError, TypeError, ValueError):
-        return False
-    return True
+        return None
+    return max(start.elapsed_time(stop) * 1e3, 1.0)
 
 
 def time_backend(backend, call, calls):
@@ -117,10 +129,13 @@ def time_torch(shape, calls):
     """{label: us}."""
     q = make_tensor(shape, shape["num_q_heads"], shape["q_len"])
     k, v = (make_tensor(shape, shape["num_kv_heads"], shape["q_offset"] + shape["q_len"]) for _ in range(2))
+    tried = [(try_call(backend, call), label, backend, call) for label, backend, call in make_calls(shape, q, k, v)]
+    tried = [way for way in tried if way[0] is not None]
+    least = min((way[0] for way in tried), default=0)
     found = {}
-    for label, backend, call in make_calls(shape, q, k, v):
-        if works(backend, call):
-            found[label] = time_backend(backend, call, calls)
+    for us, label, backend, call in tried:
+        if us <= TOO_SLOW * least or label in ("cudnn gqa", "flash gqa"):
+            found[label] = time_backend(backend, call, max(min(calls, int(REPLAY_US / us)), 1))
     del q, k, v
     torch.cuda.empty_cache()
     return found
@@ -136,7 +151,7 @@ def compare_case(case):
            "cudnn_us": None, "cudnn_tflops": None, "cudnn_ratio": None, "flash_us": None,
            "flash_tflops": None, "flash_ratio": None, "torch_backend": None, "ratio": None,
            "error": case.get("error")}
-    if not case["ok"] or case["shape"]["ragged"]:
+    if not case["ok"] or case["shape"]["ragged"] or time.monotonic() > END:
         return row
     found = time_torch(case["shape"], max(case["calls"], 1))
     for name in ("cudnn", "flash"):
@@ -196,11 +211,13 @@ def read_options():
     parser.add_argument("--shape", action="append", default=[], help="as of attn bench prefill")
     parser.add_argument("--bench", metavar="FILE", help="its cases, in place of a run")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--seconds", type=float, default=3600)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     OPTIONS = read_options()
+    END = time.monotonic() + OPTIONS.seconds
     warnings.simplefilter("ignore")
     try:
         import torch
