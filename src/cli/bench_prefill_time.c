@@ -18,15 +18,15 @@
 #define MIN_CALLS 2
 #define MAX_CALLS 64
 // Replays before the first sample, and samples.
-#define WARM_UPS 3
-#define GPU_SAMPLES 21
+#define WARM_UPS 2
+#define GPU_SAMPLES 11
 #define HOST_SAMPLES 3
 // Calls whose host time is taken.
 #define LAUNCH_SAMPLES 51
 // Rows checked: at most, and at least; between them as many as have so many keys together.
-#define MAX_ROWS 256
-#define MIN_ROWS 32
-#define MAX_KEYS (1 << 20)
+#define MAX_ROWS 128
+#define MIN_ROWS 24
+#define MAX_KEYS (1 << 18)
 #define SEED 2
 // Bytes of K and V that those of the set short go round over, as a multiple of the L2.
 #define COLD_CACHES 4.0

@@ -22,15 +22,15 @@
 #define MAX_CALLS 1024
 #define CHAIN_BYTES 2e9
 // Replays before the first sample, and samples.
-#define WARM_UPS 3
-#define GPU_SAMPLES 31
+#define WARM_UPS 2
+#define GPU_SAMPLES 15
 #define HOST_SAMPLES 5
 // Calls whose host time is taken.
 #define LAUNCH_SAMPLES 101
 // KV heads of a sequence checked at most; fewer where so many keys have been walked, for each row.
 #define MAX_HEADS 8
-#define MIN_HEADS 2
-#define MAX_KEYS (1 << 18)
+#define MIN_HEADS 1
+#define MAX_KEYS (1 << 17)
 #define SEED 1
 
 enum {
