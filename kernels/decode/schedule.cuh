@@ -278,7 +278,7 @@ static __device__ __forceinline__ bool are_few(const attn_decode_args &args)
 static __device__ __forceinline__ void prefetch_lens(const attn_decode_args &args)
 {
     constexpr int LINE = 32;
-    if (args.seq_lens && threadIdx.x * LINE < args.batch)
+    if (args.seq_lens && threadIdx.x * LINE < (uint32_t) args.batch)
         prefetch_line(args.seq_lens + threadIdx.x * LINE);
 }
 
