@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // The short form of prefill on a GPU: all that holds for every device, in managed memory; then
 // many keys, few blocks, graphs, a workspace for several calls.
-#include "attn/attn.h"
-#include "tests/support/decode_gpu.h"
+#include "tests/support/suite_gpu.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
 static const enum attn_check_bound bound = ATTN_CHECK_KERNEL;
-static struct gpu_session session;
-static struct attn_device *device;
-static attn_stream stream;
 
 static const struct {
     enum attn_dtype dtype;
@@ -25,30 +21,7 @@ enum {
     NUM_KINDS = sizeof(kinds) / sizeof(kinds[0])
 };
 
-static void *take(const size_t bytes)
-{
-    void *memory;
-    return gpu_alloc_managed(session.gpu, &memory, bytes) ? NULL : memory;
-}
-
-static void release(void *const memory)
-{
-    gpu_free(session.gpu, memory);
-}
-
-static void finish(void)
-{
-    cr_assert_eq(gpu_stream_sync(session.gpu, stream), 0);
-}
-
 #include "tests/support/short_suite.h"
-
-static void open_session(const int32_t grid_limit)
-{
-    gpu_session_open(&session, grid_limit);
-    device = session.device;
-    stream = session.stream;
-}
 
 static void set_up(void)
 {

@@ -1,40 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // The tiled kernels on a GPU: all that holds for every device, in managed memory; then every kernel
 // at every GQA ratio, many and few sequences, high blocks, graphs.
-#include "attn/attn.h"
-#include "tests/support/decode_gpu.h"
+#include "tests/support/suite_gpu.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
 static const bool is_kernel = true;
-static struct gpu_session session;
-static struct attn_device *device;
-static attn_stream stream;
-
-static void *take(const size_t bytes)
-{
-    void *memory;
-    return gpu_alloc_managed(session.gpu, &memory, bytes) ? NULL : memory;
-}
-
-static void release(void *const memory)
-{
-    gpu_free(session.gpu, memory);
-}
-
-static void finish(void)
-{
-    cr_assert_eq(gpu_stream_sync(session.gpu, stream), 0);
-}
 
 #include "tests/support/tiled_suite.h"
 
 static void set_up(void)
 {
-    gpu_session_open(&session, 0);
-    device = session.device;
-    stream = session.stream;
+    open_session(0);
 }
 
 static void tear_down(void)

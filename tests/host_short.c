@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // The short form of prefill on the host executor, which has one form: all that holds for every
 // device.
-#include "attn/attn.h"
 #include "host/check.h"
-
-#include <stdlib.h>
+#include "tests/support/suite_host.h"
 
 static const enum attn_check_bound bound = ATTN_CHECK_HOST;
-static const attn_stream stream = NULL;
-static struct attn_device *device;
 
 static const struct {
     enum attn_dtype dtype;
@@ -18,20 +14,6 @@ static const struct {
 enum {
     NUM_KINDS = sizeof(kinds) / sizeof(kinds[0])
 };
-
-static void *take(const size_t bytes)
-{
-    return aligned_alloc(256, bytes);
-}
-
-static void release(void *const memory)
-{
-    free(memory);
-}
-
-static void finish(void)
-{
-}
 
 #include "tests/support/short_suite.h"
 

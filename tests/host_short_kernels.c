@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // The short form of prefill by the kernels themselves, emulated on the host (tests/emulator),
 // launched through the fake driver: all that holds for every device.
-#include "attn/attn.h"
 #include "host/check.h"
 #include "tests/emulator/emulator.h"
 #include "tests/support/fake_driver.h"
 #include "tests/support/pack_folder.h"
-
-#include <stdlib.h>
+#include "tests/support/suite_host.h"
 
 static const enum attn_check_bound bound = ATTN_CHECK_KERNEL;
-static const attn_stream stream = NULL;
-static struct attn_device *device;
 
 // Of those that the emulated pack has in both forms, each width of row groups.
 static const struct {
@@ -27,20 +23,6 @@ static const struct {
 enum {
     NUM_KINDS = sizeof(kinds) / sizeof(kinds[0])
 };
-
-static void *take(const size_t bytes)
-{
-    return aligned_alloc(256, bytes);
-}
-
-static void release(void *const memory)
-{
-    free(memory);
-}
-
-static void finish(void)
-{
-}
 
 #include "tests/support/short_suite.h"
 

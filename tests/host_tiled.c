@@ -1,27 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // Tiled decode on the host executor.
-#include "attn/attn.h"
+#include "tests/support/suite_host.h"
 
 #include <criterion/criterion.h>
-#include <stdlib.h>
 
 static const bool is_kernel = false;
-static const attn_stream stream = NULL;
-static struct attn_device *device;
-
-static void *take(const size_t bytes)
-{
-    return aligned_alloc(64, bytes);
-}
-
-static void release(void *const memory)
-{
-    free(memory);
-}
-
-static void finish(void)
-{
-}
 
 #include "tests/support/tiled_suite.h"
 

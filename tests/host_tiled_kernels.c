@@ -1,32 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 // The tiled kernels themselves, emulated on the host (tests/emulator), launched through the fake
 // driver.
-#include "attn/attn.h"
 #include "tests/emulator/emulator.h"
 #include "tests/support/fake_driver.h"
 #include "tests/support/pack_folder.h"
+#include "tests/support/suite_host.h"
 
 #include <criterion/criterion.h>
-#include <stdlib.h>
 
 static const bool is_kernel = true;
-static const attn_stream stream = NULL;
-static struct attn_device *device;
 static const char *folder;
-
-static void *take(const size_t bytes)
-{
-    return aligned_alloc(64, bytes);
-}
-
-static void release(void *const memory)
-{
-    free(memory);
-}
-
-static void finish(void)
-{
-}
 
 #include "tests/support/tiled_suite.h"
 
