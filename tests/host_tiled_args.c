@@ -3,6 +3,7 @@
 // changes nothing.
 #include "attn/attn.h"
 #include "support/fake_driver.h"
+#include "support/older_structs.h"
 #include "support/pack_folder.h"
 
 #include <criterion/criterion.h>
@@ -509,14 +510,7 @@ enum struct_kind {
     NUM_STRUCTS,
 };
 
-struct extent {
-    uint32_t offset, bytes;
-};
-
-#define AT(type, field) \
-    { \
-        offsetof(struct attn_tiled_##type, field), sizeof(((struct attn_tiled_##type *) 0)->field) \
-    }
+#define AT(type, field) EXTENT(struct attn_tiled_##type, field)
 
 // Where the fields begin, and the end.
 static const struct extent fields[NUM_STRUCTS][20] = {
@@ -560,19 +554,7 @@ static const struct extent fields[NUM_STRUCTS][20] = {
       { sizeof(struct attn_tiled_finalize_params), 0 } },
 };
 
-static void *struct_of(const enum struct_kind kind)
-{
-    void *const structs[] = { &dims, &create, &step, &last };
-    return structs[kind];
-}
-
-static uint32_t size_of(const enum struct_kind kind)
-{
-    const uint32_t sizes[] = { sizeof(dims), sizeof(create), sizeof(step), sizeof(last) };
-    return sizes[kind];
-}
-
-static enum attn_status call(const enum struct_kind kind)
+static enum attn_status call(const int kind)
 {
     struct attn_tiled *made = NULL;
     enum attn_status status;
@@ -587,39 +569,17 @@ static enum attn_status call(const enum struct_kind kind)
     return status;
 }
 
-// The call with `size` bytes of the struct, whose others are 0 or wild: what it says, and does.
-static enum attn_status call_older(const enum struct_kind kind, const uint32_t size,
-                                   const bool wild, char *const sentence)
+static void reset_all(void)
 {
     memcpy(&memory, &before, sizeof(memory));
     reset();
-    char *const bytes = struct_of(kind);
-    const uint32_t given = wild ? size : size_of(kind);
-    memset(bytes + size, wild ? 0xA5 : 0, size_of(kind) - size);
-    memcpy(bytes, &given, sizeof(given));
-    const enum attn_status status = call(kind);
-    strcpy(sentence, attn_last_error());
-    return status;
 }
 
 static void expect_older(const enum struct_kind kind, const int expected)
 {
-    static char older[4096], newer[4096];
-    static unsigned char written[sizeof(memory)];
-    int served = 0;
-    for (size_t i = 1; fields[kind][i].offset; i++) {
-        const uint32_t size = fields[kind][i].offset;
-        const uint32_t end = fields[kind][i - 1].offset + fields[kind][i - 1].bytes;
-        cr_expect(size >= end && size - end < sizeof(void *),
-                  "a field between bytes %u and %u is not listed", end, size);
-        const enum attn_status status = call_older(kind, size, false, newer);
-        memcpy(written, &memory, sizeof(memory));
-        cr_expect_eq(call_older(kind, size, true, older), status, "%u bytes: %s", size, older);
-        cr_expect_str_eq(older, newer, "%u bytes", size);
-        cr_expect_eq(memcmp(written, &memory, sizeof(memory)), 0, "%u bytes", size);
-        served += status == ATTN_OK;
-    }
-    cr_expect_eq(served, expected, "struct %d: %d", (int) kind, served);
+    static const struct older_calls calls = { reset_all, call, &memory, sizeof(memory) };
+    void *const structs[] = { &dims, &create, &step, &last };
+    older_structs_expect(&calls, kind, structs[kind], fields[kind], expected);
 }
 
 Test(tiled_args, takes_structs_of_every_older_size)
