@@ -24,8 +24,9 @@ struct batch {
     // Leaves [leaf, end).
     uint32_t leaf, end;
     // Table entries. Boxes: of the group that is lane_id() groups after the first. Else of this
-    // lane's keys of the leaf.
-    int32_t page[WORDS], v_page[WORDS];
+    // lane's keys of the leaf. Those of V are there only if V has a table of its own: a copy of K's
+    // would have to wait for them.
+    int32_t page[WORDS], v_entry[WORDS];
     // Without boxes: those keys of the leaf that are attended.
     uint32_t wanted[WORDS];
 
@@ -53,23 +54,27 @@ struct batch {
         return s_seen ? within & seen_drafts((int32_t) key - past) : within;
     }
 
-    // The pages of a key that is attended. Entries of other keys are not looked at.
+    // Entry j, of a key: of one that is not attended nothing is looked at.
     __device__ __forceinline__ void look_up(const attn_decode_args &args, uint32_t key,
-                                            bool is_attended, int32_t &k_found,
-                                            int32_t &v_found) const
+                                            bool is_attended, int j)
     {
-        k_found = v_found = -1;
+        page[j] = v_entry[j] = -1;
         if (!is_attended) return;
         const int64_t entry =
             unit.sequence * args.table_stride + attn_divide(key, args.page_magic, args.page_shift);
-        k_found = __ldg(args.block_table + entry);
-#if ATTN_MUTATION == 28
-        v_found = k_found;
-#else
-        v_found = args.v_table ? __ldg(args.v_table + entry) : k_found;
-#endif
+        page[j] = __ldg(args.block_table + entry);
+        if (args.v_table) v_entry[j] = __ldg(args.v_table + entry);
 #if ATTN_MUTATION == 25
-        k_found = v_found = min((int64_t) k_found, args.num_pages - 1);
+        page[j] = min((int64_t) page[j], args.num_pages - 1);
+#endif
+    }
+
+    __device__ __forceinline__ int32_t v_page(const attn_decode_args &args, int j) const
+    {
+#if ATTN_MUTATION == 28
+        return page[j];
+#else
+        return args.v_table ? v_entry[j] : page[j];
 #endif
     }
 
@@ -81,7 +86,7 @@ struct batch {
         if (args.has_boxes) {
             const uint32_t group = first_key() + lane_id() * GROUP;
             const bool is_leaf = leaf + lane_id() / GROUPS < end;
-            look_up(args, group, is_leaf && (attended(group) & 0xFFFF), page[0], v_page[0]);
+            look_up(args, group, is_leaf && (attended(group) & 0xFFFF), 0);
         } else {
             const int32_t key = (int32_t) first_key();
             const bool is_inside = !s_seen && key >= start && key + TILE <= stop;
@@ -92,8 +97,7 @@ struct batch {
                 for (int j = 0; j < WORDS; j++) wanted[j] = attended(key + j * 32);
 #pragma unroll
             for (int j = 0; j < WORDS; j++)
-                look_up(args, key + j * 32 + lane_id(), wanted[j] >> lane_id() & 1, page[j],
-                        v_page[j]);
+                look_up(args, key + j * 32 + lane_id(), wanted[j] >> lane_id() & 1, j);
         }
     }
 
@@ -346,7 +350,7 @@ struct feed {
     // Groups of a leaf that are in the pool.
     __device__ __forceinline__ uint32_t find_groups(const batch &b, int index) const
     {
-        return __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page[0])) >> index &
+        return __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page(args, 0))) >> index &
                ((1u << GROUPS) - 1);
     }
 
@@ -398,7 +402,8 @@ struct feed {
             if (is_new && index == 0) tell_unit(b.unit);
             tell_visible(see(b, groups));
             expect_boxes(s_k, groups);
-            copy_boxes(args.v_map, wait_for_room(), b.v_page[0], kv_head, groups, index, slot);
+            copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), kv_head, groups, index,
+                       slot);
         }
     }
 
@@ -415,7 +420,7 @@ struct feed {
         uint32_t there[WORDS];
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
-            const bool valid = is_page(b.page[j]) && is_page(b.v_page[j]);
+            const bool valid = is_page(b.page[j]) && is_page(b.v_page(args, j));
             const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
             k_offset[j] =
                 valid ? (b.page[j] * args.k_page_stride + slot * args.k_token_stride) * KV_BYTES
@@ -444,16 +449,17 @@ struct feed {
     }
 
     // Where this lane's keys of a leaf lie in K or V. `there`: those that are in both pools.
-    __device__ __forceinline__ void find_rows(const batch &b, const int32_t (&page)[WORDS],
-                                              int64_t page_stride, int64_t token_stride,
-                                              int64_t (&offset)[WORDS],
+    template <bool IS_V>
+    __device__ __forceinline__ void find_rows(const batch &b, int64_t page_stride,
+                                              int64_t token_stride, int64_t (&offset)[WORDS],
                                               uint32_t (&there)[WORDS]) const
     {
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
-            const bool valid = is_page(b.page[j]) && is_page(b.v_page[j]);
+            const int32_t v_page = b.v_page(args, j), page = IS_V ? v_page : b.page[j];
+            const bool valid = is_page(b.page[j]) && is_page(v_page);
             const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
-            offset[j] = valid ? (page[j] * page_stride + slot * token_stride) * KV_BYTES : -1;
+            offset[j] = valid ? (page * page_stride + slot * token_stride) * KV_BYTES : -1;
             there[j] = __ballot_sync(~0u, valid);
         }
     }
@@ -466,7 +472,7 @@ struct feed {
         }
         int64_t offset[WORDS];
         uint32_t there[WORDS];
-        find_rows(b, b.page, args.k_page_stride, args.k_token_stride, offset, there);
+        find_rows<false>(b, args.k_page_stride, args.k_token_stride, offset, there);
         const visible_keys keys = see(b, b.wanted, there);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
@@ -478,12 +484,13 @@ struct feed {
         if (args.has_boxes) {
             const uint32_t groups = find_groups(b, index);
             const int32_t slot = slot_of_group(b, index);
-            copy_boxes(args.v_map, wait_for_room(), b.v_page[0], kv_head, groups, index, slot);
+            copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), kv_head, groups, index,
+                       slot);
             return;
         }
         int64_t offset[WORDS];
         uint32_t there[WORDS];
-        find_rows(b, b.v_page, args.v_page_stride, args.v_token_stride, offset, there);
+        find_rows<true>(b, args.v_page_stride, args.v_token_stride, offset, there);
         copy_rows(args.v, wait_for_room(), kv_head * args.v_head_stride, offset);
     }
 

@@ -41,19 +41,25 @@ struct v_feed {
         const int32_t *const g_pages = args.v_table ? args.v_table : args.block_table;
 #endif
         const int32_t *const g_table = g_pages + unit.sequence * args.table_stride;
-        int64_t offset[WORDS];
         wait(s.seen_leaf[info.slot], info.phase);
+        int32_t page[WORDS], slot[WORDS];
+        int64_t offset[WORDS];
+        // All of them on their way before one is waited for.
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
-            offset[j] = -1;
-            if (!(s.visible[info.slot].bits[j] >> lane_id() & 1)) continue;
             const uint32_t own = key + j * 32 + lane_id();
             const int32_t column = attn_divide(own, args.page_magic, args.page_shift);
-            const int32_t slot = own - column * args.page_size;
-            const int32_t page = __ldg(g_table + column);
+            slot[j] = own - column * args.page_size;
+            page[j] = -1;
+            if (s.visible[info.slot].bits[j] >> lane_id() & 1) page[j] = __ldg(g_table + column);
+        }
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
             // As the first warp has found; but a table may change under the kernel.
-            if (page < 0 || page >= args.num_pages) continue;
-            offset[j] = (page * args.v_page_stride + slot * args.v_token_stride) * KV_BYTES;
+            const bool is_page = page[j] >= 0 && page[j] < args.num_pages;
+            offset[j] =
+                is_page ? (page[j] * args.v_page_stride + slot[j] * args.v_token_stride) * KV_BYTES
+                        : -1;
 #if ATTN_MUTATION == 24
             offset[j] = (int32_t) offset[j];
 #endif
