@@ -128,7 +128,7 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
     if (row->op == ATTN_ROW_READ) return 0;
     if (row->op == ATTN_ROW_PREFILL)
         return attn_prefill_smem_bytes(row->head_dim, row->rows, row->tile, row->warps,
-                                       row->stages);
+                                       row->warpgroups, row->stages);
     if (row->op == ATTN_ROW_TILED)
         return attn_tiled_smem_bytes(row->head_dim, row->warps, row->stages);
     if (row->warpgroups > 0)
@@ -171,14 +171,16 @@ static bool is_sane_prefill(const struct attn_pack_row *const row)
            row->rows >= 64 && row->rows <= 256 && row->rows % 64 == 0 && row->tile >= 16 &&
            row->tile <= 512 && row->tile % 16 == 0 && row->copiers >= 1 && row->copiers <= 4 &&
            row->per_sm >= 0 && row->per_sm <= 32 && row->box_lines >= 0 &&
-           row->box_lines <= row->head_dim / 16;
+           row->box_lines <= row->head_dim / 16 &&
+           (row->warpgroups == 0 || row->warpgroups * 4 == row->warps);
 }
 
 static bool is_sane_tiled(const struct attn_pack_row *const row)
 {
     return (row->q == ATTN_ROW_BF16 || row->q == ATTN_ROW_FP16) && row->kv == row->q &&
            row->head_dim >= 64 && row->head_dim <= 256 && row->head_dim % 64 == 0 &&
-           row->tile == ATTN_TILED_KEYS && row->stages >= 2 && row->per_sm >= 1 && row->per_sm <= 32;
+           row->tile == ATTN_TILED_KEYS && row->stages >= 2 && row->per_sm >= 1 &&
+           row->per_sm <= 32;
 }
 
 static bool is_sane_row(const struct attn_pack_row *const row)

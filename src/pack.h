@@ -50,8 +50,8 @@ struct attn_pack_row {
     // Of op=decode: leaves by which K is ahead of V in a kernel for skip-softmax; 0: it is for calls
     // without.
     int32_t ahead;
-    // Of op=decode: 1 if a warpgroup multiplies, 0 if warps do; query rows of a KV head from which on
-    // a kernel is taken.
+    // Warpgroups that multiply; 0: warps do. Of op=prefill: such blocks take one item after another.
+    // Of op=decode: query rows of a KV head from which on a kernel is taken.
     int32_t warpgroups, min_rows;
 };
 

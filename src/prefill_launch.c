@@ -69,6 +69,14 @@ static enum attn_status find_tiles(const struct attn_device *const device,
     return ATTN_OK;
 }
 
+// Blocks of kernels that take item after item stay, one on each SM.
+static int32_t count_blocks(const struct attn_device *const device,
+                            const struct attn_pack_row *const row, const int32_t items)
+{
+    const int32_t most = device->info.sm_count;
+    return row->warpgroups > 0 && items > most ? most : items;
+}
+
 // ---- a launch
 
 static int32_t saturate(const int64_t count)
@@ -234,7 +242,8 @@ enum attn_status attn_prefill_launch(const struct attn_device *const device,
     if (status != ATTN_OK || !forms.row) return status;
     struct attn_prefill_args args = fill_args(params, forms.short_tokens, forms.tiles);
     set_boxes(device, forms.row, params, &args);
-    return attn_device_launch(device, forms.row, forms.tiles * params->num_q_heads, &args, stream);
+    const int32_t blocks = count_blocks(device, forms.row, forms.tiles * params->num_q_heads);
+    return attn_device_launch(device, forms.row, blocks, &args, stream);
 }
 
 // ---- a plan
@@ -304,7 +313,7 @@ static enum attn_status plan_launch(const struct attn_device *const device,
         plan->kernel = forms.row->name;
         plan->rows = forms.row->rows;
         plan->tiles = forms.tiles;
-        plan->grid = forms.tiles * shape->num_q_heads;
+        plan->grid = count_blocks(device, forms.row, forms.tiles * shape->num_q_heads);
         plan->block = attn_pack_row_threads(forms.row);
         plan->smem_bytes = attn_pack_row_smem(forms.row);
     }

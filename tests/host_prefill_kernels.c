@@ -30,6 +30,8 @@ static void set_up(void)
     unsetenv("METRALE_NO_ATTN_FA128");
     fake_driver_install();
     fake.run_prefill = emulator_run_prefill;
+    // So few that kernels whose blocks stay have several items each.
+    fake.gpus[0].sm_count = 3;
     emulator_shuffle(random_seed(62));
     params.kind = ATTN_DEVICE_ORDINAL;
     params.pack_dir = pack_folder_make_with(kind ? kind : "emulated");

@@ -128,7 +128,7 @@ Test(prefill_launch, passes_everything_on)
     cr_expect(launch->prefill.tiles == (900 + 3 * 127) / 128, "%d", launch->prefill.tiles);
     cr_expect(launch->grid[0] == 10 * 24 && launch->grid[1] == 1 && launch->grid[2] == 1);
     cr_expect(launch->block[0] == (8 + 1) * 32 && launch->block[1] == 1 && launch->block[2] == 1);
-    cr_expect_eq(launch->smem_bytes, attn_prefill_smem_bytes(256, 128, 16, 8, 2));
+    cr_expect_eq(launch->smem_bytes, attn_prefill_smem_bytes(256, 128, 16, 8, 0, 2));
     cr_expect_eq(launch->stream, STREAM);
     cr_expect_eq(launch->context, fake_primary_context(0));
     const struct attn_prefill_args *const args = &launch->prefill;
@@ -267,6 +267,27 @@ Test(prefill_launch, takes_the_first_row_that_accepts)
         cr_expect_eq(last_launch()->prefill.tiles, cases[i].original_tiles);
         set_pages(&params, 16);
         expect_launch(attn_prefill_paged_64, &params, cases[i].original);
+    }
+}
+
+// Kernels of warpgroups, of which this pack has one, have no more blocks than there are SMs.
+Test(prefill_launch, has_blocks_that_stay)
+{
+    fake.gpus[0].sm_count = 100;
+    open_device(ATTN_DEVICE_ORDINAL);
+    struct attn_prefill_params params = right_params();
+    params.head_dim = 64;
+    for (int32_t batch = 1; batch <= 2; batch++) {
+        params.batch = batch;
+        expect_launch(attn_prefill, &params, "prefill_bf16_d64_r128");
+        cr_expect_eq(last_launch()->prefill.tiles, 3 * batch);
+        cr_expect_eq(last_launch()->grid[0], batch == 1 ? 72 : 100);
+        const struct attn_prefill_shape shape = attn_prefill_shape_of(&params);
+        struct attn_prefill_plan plan = { .size = sizeof(plan) };
+        cr_expect_eq(attn_prefill_plan(device, &shape, &plan), ATTN_OK, "%s", attn_last_error());
+        cr_expect_eq(plan.grid, (int32_t) last_launch()->grid[0]);
+        expect_launch(attn_prefill_64, &params, "prefill_bf16_d64");
+        cr_expect_eq(last_launch()->grid[0], 5 * 24 * batch);
     }
 }
 

@@ -263,10 +263,12 @@ struct attn_prefill_plan {
     // The kernel of the long form: a row of the pack's table; "host executor" on the host. NULL: no
     // sequence has that form, and the next five are 0.
     const char *kernel;
-    // Query tokens of a block, and tiles of so many in all sequences together, at most: a block for
-    // each, and each query head. 0 on the host.
+    // Query tokens of a block, and tiles of so many in all sequences together, at most: a piece of
+    // work for each, and each query head. 0 on the host.
     int32_t rows, tiles;
-    // Blocks, threads of a block, and dynamic shared memory of a block in bytes; 0 on the host.
+    // Blocks: one for each piece of work, or, if the kernel's blocks take one piece after another,
+    // one for each SM. Threads of a block, and dynamic shared memory of a block in bytes. 0 on the
+    // host.
     int32_t grid, block, smem_bytes;
     // Bytes of K and V that have to be read, bytes of q and o, and floating-point operations: 4 *
     // head_dim * num_q_heads for each visible pair of a query token and a key. For sequences of

@@ -115,6 +115,21 @@ static __device__ __forceinline__ void fence_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// elect.sync: true in one lane of the warp. Behind a branch on it the assembler knows that no other
+// lane is there, which it takes from no comparison of lanes: it would put a loop over lanes around
+// each of the copies below. PTX ISA, "elect.sync".
+static __device__ __forceinline__ bool is_elected()
+{
+    uint32_t elected = 0;
+    asm volatile("{\n"
+                 ".reg .pred elected;\n"
+                 "elect.sync _|elected, 0xFFFFFFFF;\n"
+                 "@elected mov.u32 %0, 1;\n"
+                 "}"
+                 : "+r"(elected));
+    return elected;
+}
+
 // cp.async.bulk.tensor: the box of a tensor map at column 0, row `row`, line 0, head `head`, page
 // `page`, into shared memory; its bytes are counted at the barrier. PTX ISA,
 // "cp.async.bulk.tensor".

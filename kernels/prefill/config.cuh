@@ -17,6 +17,10 @@ constexpr int TILE = ROW_TILE;
 constexpr int WARPS = ROW_WARPS;
 constexpr int COPIERS = ROW_COPIERS;
 constexpr int STAGES = ROW_STAGES;
+// Warpgroups that multiply; 0: warps do.
+#ifndef ROW_WARPGROUPS
+#define ROW_WARPGROUPS 0
+#endif
 
 // Types as in src/pack.h.
 constexpr bool IS_BF16 = ROW_Q == 1;
@@ -34,7 +38,8 @@ constexpr int LINE_BYTES = 128;
 constexpr int LINE_PIECES = LINE_BYTES / 16;
 constexpr int GROUP_BYTES = GROUP * ROW_BYTES;
 constexpr int TILE_BYTES = TILE * ROW_BYTES;
-constexpr int SMEM_BYTES = attn_prefill_smem_bytes(HEAD_DIM, ROWS, TILE, WARPS, STAGES);
+constexpr int SMEM_BYTES =
+    attn_prefill_smem_bytes(HEAD_DIM, ROWS, TILE, WARPS, ROW_WARPGROUPS, STAGES);
 
 // Weights are 2^(score - m - SHIFT). BF16: a sum of 2^16 values of V stays finite, however large
 // they are. FP16: small weights stay clear of the subnormals.

@@ -322,18 +322,20 @@ struct team {
     {
         constexpr int COUNT = PIECES / SHARES;
         const int64_t head_offset = (int64_t) s.w.head * HEAD_DIM;
+        const uint16_t *const g_q = static_cast<const uint16_t *>(args.q) + head_offset;
 #pragma unroll 8
         for (int i = lane_id(); i < ROW_TILES * 16 * COUNT; i += 32) {
             const int row = i / COUNT, piece = share() * COUNT + i % COUNT;
             const int32_t token = s.w.first_row + first_row() + row;
-            uint4 value = make_uint4(0, 0, 0, 0);
-            if (token < s.w.of.q_len)
-                value = *reinterpret_cast<const uint4 *>(
-                    static_cast<const uint16_t *>(args.q) +
-                    (s.w.of.first_token + token) * args.q_token_stride + head_offset + piece * 8);
-            *reinterpret_cast<uint4 *>(s.q[(first_row() + row) / GROUP] +
-                                       piece_offset(row % GROUP, piece)) = value;
+            const bool is_token = token < s.w.of.q_len;
+            const int64_t offset =
+                is_token ? (s.w.of.first_token + token) * args.q_token_stride : 0;
+            cp_async_16(shared_address(s.q[(first_row() + row) / GROUP]) +
+                            piece_offset(row % GROUP, piece),
+                        g_q + offset + piece * 8, is_token ? 16 : 0);
         }
+        cp_async_commit();
+        cp_async_wait<0>();
         sync_sharers();
     }
 
@@ -669,7 +671,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, ROW_PER_SM)
     fence_async();
     wait_for_grids_before();
     if (warp_id() == WARPS) {
-        const work found = find_work(args);
+        const work found = find_work(args, { nullptr }, blockIdx.x);
         if (lane_id() == 0) s.w = found;
     }
     __syncthreads();

@@ -43,8 +43,8 @@ struct attn_prefill_args {
     // For division by num_q_heads.
     uint32_t heads_magic;
     int32_t heads_shift;
-    // Tiles of query tokens that the sequences can have together, at most. The grid has one block
-    // for each, and each query head.
+    // Tiles of query tokens that the sequences can have together, at most: for each query head an
+    // item. Kernels of warpgroups have as many blocks as there are SMs, others one for each item.
     int32_t tiles;
     // Sequences with fewer query tokens, or as many, are left alone.
     int32_t short_tokens;
@@ -61,18 +61,24 @@ struct attn_prefill_args {
 // Threads of a block: those of `warps` warps that multiply and of `copiers` that copy.
 #define ATTN_PREFILL_THREADS(warps, copiers) (((warps) + (copiers)) * 32)
 
+// Kernels of warpgroups keep the sizes of so many sequences; in larger batches tiles are not sorted.
+#define ATTN_PREFILL_SORT_SEQUENCES 64
+
 // Dynamic shared memory of a block, in bytes: Q, `stages` tiles of K or V, what warps that share
-// rows tell each other (weights, and a number for each row), barriers, and the block's work.
+// rows tell each other (weights, and a number for each row), barriers, and the block's work; of
+// kernels of warpgroups also the next work, and sizes of sequences.
 #ifdef __cplusplus
 static constexpr int32_t
 #else
 static inline int32_t
 #endif
-attn_prefill_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile, int32_t warps, int32_t stages)
+attn_prefill_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile, int32_t warps,
+                        int32_t warpgroups, int32_t stages)
 {
     const int32_t tiles = (rows + stages * tile) * head_dim * 2;
     const int32_t told = head_dim > 256 ? warps * (tile * 16 + 64) : 0;
-    return tiles + told + stages * 32 + 160;
+    const int32_t stays = warpgroups > 0 ? 128 + ATTN_PREFILL_SORT_SEQUENCES * 12 : 0;
+    return tiles + told + stages * 32 + 160 + stays;
 }
 
 #endif

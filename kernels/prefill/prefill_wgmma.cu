@@ -4,11 +4,13 @@
 // matrix instructions do inside.
 //
 // Who does what: a block has ROWS query tokens, of which each warpgroup that multiplies takes 64,
-// and one more copies K and V, tile after tile, into a ring that the others share: each of its warps
-// asks for some boxes of a tile, or brings some rows. The scores of the next tile are asked for
-// before P V of this one, so that the tensor cores multiply while exponentials are taken; and
-// warpgroups take turns in asking, so that one takes exponentials while the other multiplies.
-// Weights stay in registers as the A of P V.
+// and one more copies K and V, tile after tile, into a ring that the others share. The scores of the
+// next tile are asked for before P V of this one, so that the tensor cores multiply while
+// exponentials are taken; and warpgroups take turns in asking, so that one takes exponentials while
+// the other multiplies. Weights stay in registers as the A of P V.
+//
+// Blocks stay, one on each SM, and take one tile of query tokens after another: K and V of the next
+// one are on their way while the last of this one is multiplied and its output stored.
 //
 // The arithmetic: 64 query tokens fold the tiles of TILE keys, at absolute multiples of TILE, from
 // the first in which one of them sees a key to the last. Tiles that only the other warpgroup's
@@ -25,6 +27,8 @@
 // Warpgroups that multiply: a part of the block has one.
 constexpr int PARTS = ROWS / PART_ROWS;
 constexpr int PART_THREADS = 128;
+// Warps that copy K, and as many that copy V.
+constexpr int FEEDERS = COPIERS / 2;
 constexpr int PART_WARPS = PART_THREADS / 32;
 // 8 rows of a line, which the swizzle is over; lines of a part's Q, and of a tile.
 constexpr int ATOM_BYTES = 8 * LINE_BYTES;
@@ -35,7 +39,7 @@ constexpr int TILE_LINE_BYTES = TILE * LINE_BYTES;
 constexpr int BOX_BYTES = GROUP * LINE_BYTES;
 // Registers of a thread that multiplies and of one that copies: together what an SM has.
 constexpr int MULTIPLY_REGISTERS = PARTS == 3 ? 160 : 232;
-constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : 40;
+constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : PARTS == 2 ? 40 : 120;
 // Named barriers, one for each part: it is its turn; its own threads.
 constexpr int TURN_BARRIER = 1;
 constexpr int PART_BARRIER = TURN_BARRIER + PARTS;
@@ -51,18 +55,20 @@ struct smem {
     unsigned char q[PARTS][LINES][Q_LINE_BYTES];
     // Tiles in turn: K of the first, K of the second, V of the first, K of the third, ...
     unsigned char ring[STAGES][TILE_BYTES];
-    work w;
+    // Of this item, and of the one before or after it.
+    work works[2];
+    sequence_size sizes[SORT_SEQUENCES];
     // Of each K in the ring.
     tile_keys there[STAGES];
-    // One for each place in the ring: it is there; all warps have read it.
-    uint64_t full[STAGES], empty[STAGES];
+    // One for each place in the ring: it is there; all warps have read it. One for each place in
+    // works: it is told; it is done with.
+    uint64_t full[STAGES], empty[STAGES], told[2], done[2];
 };
 
-static_assert(ROWS == WARPS * 16, "a warp has 16 query tokens");
+static_assert(ROWS == WARPS * 16 && PARTS == ROW_WARPGROUPS, "a warp has 16 query tokens");
 static_assert(COPIERS == 4, "registers are moved between warpgroups");
 static_assert(ROW_BOX_LINES == 1, "the lines of a tile lie one after the other");
-static_assert(GROUPS * LINES <= 32, "a lane asks for a box");
-static_assert(WORDS <= COPIERS, "a warp copies a word of a tile's keys");
+static_assert(LINES % FEEDERS == 0 || (LINES == 1 && GROUPS % FEEDERS == 0), "halves of a tile");
 static_assert(STAGES >= 3, "K waits for the V that comes after it");
 static_assert(sizeof(smem) <= SMEM_BYTES, "the host asks for what the kernel uses");
 
@@ -73,20 +79,89 @@ static __device__ __forceinline__ constexpr int line_offset(int line_bytes, int 
            (piece % LINE_PIECES ^ (row & 7)) * 16;
 }
 
+// ---- a block's items
+
+// Item after item of those that all blocks share: the largest come first, and blocks take those of
+// every other round in reverse, so that all have about as much to do.
+struct item_list {
+    int32_t turn;
+
+    __device__ __forceinline__ int64_t number() const
+    {
+        const uint32_t own = turn & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+        return (int64_t) turn * gridDim.x + own;
+    }
+
+    __device__ __forceinline__ bool has(const attn_prefill_args &args) const
+    {
+        return number() < (int64_t) args.tiles * args.num_q_heads;
+    }
+
+    __device__ __forceinline__ int32_t place() const
+    {
+        return turn & 1;
+    }
+
+    // All warps but the one that tells.
+    __device__ __forceinline__ const work &wait(smem &s) const
+    {
+        barrier_wait(shared_address(&s.told[place()]), turn >> 1 & 1);
+        return s.works[place()];
+    }
+
+    __device__ __forceinline__ void finish(smem &s)
+    {
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(shared_address(&s.done[place()]));
+        turn++;
+    }
+
+    // The warp that tells; the item two before this one is done with.
+    __device__ __forceinline__ const work &tell(const attn_prefill_args &args, smem &s) const
+    {
+        if (turn > 1) barrier_wait(shared_address(&s.done[place()]), (turn >> 1 & 1) ^ 1);
+        const work w = find_work(args, { s.sizes }, (uint32_t) number());
+        if (lane_id() == 0) {
+            s.works[place()] = w;
+            barrier_arrive(shared_address(&s.told[place()]));
+        }
+        __syncwarp();
+        return s.works[place()];
+    }
+};
+
 // ---- the warps that copy
 
+// Where the box lies that this lane looks up: page and slot; a negative page: no query token of the
+// sequence sees its first key.
+struct box_place {
+    int32_t page, slot;
+};
+
+// Two of the warps copy K, two V. What they do for a tile takes them about as long as the others
+// need to multiply it, since each instruction waits for the one before.
 struct feed {
     const attn_prefill_args &args;
     smem &s;
     const work &w;
+    const key_range keys;
+    const bool is_v;
+    // Which half of each tile.
+    const int32_t half;
     ring_place<STAGES> at;
     // The place of a tile whose rows have been asked for and may not be there yet. Negative: none.
     int32_t unfinished;
 
     __device__ __forceinline__ feed(const attn_prefill_args &the_args, smem &the_smem,
-                                    const work &the_work)
-        : args(the_args), s(the_smem), w(the_work), at{ 0, 0 }, unfinished(-1)
+                                    const work &the_work, const ring_place<STAGES> &from)
+        : args(the_args), s(the_smem), w(the_work), keys(the_work.keys), is_v(copies_v()),
+          half((warp_id() - WARPS) % FEEDERS), at(from), unfinished(-1)
     {
+    }
+
+    static __device__ __forceinline__ bool copies_v()
+    {
+        return warp_id() >= WARPS + FEEDERS;
     }
 
     __device__ __forceinline__ bool is_page(int32_t found) const
@@ -97,7 +172,7 @@ struct feed {
     // Whether a query token of the sequence sees the key.
     __device__ __forceinline__ bool is_seen(int32_t key) const
     {
-        return key >= w.keys.start && key < w.keys.end;
+        return key >= keys.start && key < keys.end;
     }
 
     // The page of a key, which some query token has to see: other entries are not looked at.
@@ -116,16 +191,11 @@ struct feed {
         return key - attn_divide(key, args.page_magic, args.page_shift) * args.page_size;
     }
 
-    // Of the warps that copy.
-    static __device__ __forceinline__ int copier()
+    // Of the group of keys that is lane_id() % GROUPS.
+    __device__ __forceinline__ box_place find_box(int32_t tile) const
     {
-        return warp_id() - WARPS;
-    }
-
-    // The first key of this lane's box.
-    static __device__ __forceinline__ int32_t box_key(int32_t tile)
-    {
-        return tile * TILE + lane_id() % GROUPS * GROUP;
+        const int32_t key = tile * TILE + lane_id() % GROUPS * GROUP;
+        return { find_page(key), (int32_t) slot_of(key) };
     }
 
     __device__ __forceinline__ void wait_for_room() const
@@ -133,22 +203,38 @@ struct feed {
         barrier_wait(shared_address(&s.empty[at.slot]), at.phase ^ 1);
     }
 
-    // Lanes ask for their boxes one after the other: each warp for some.
-    __device__ __forceinline__ void copy_boxes(const attn_box_map &map, int32_t tile, int32_t page)
+    // Half of the lines of a tile, or of the groups of its only line. One lane asks for all boxes:
+    // with several the assembler would go over them in a loop, which takes longer than a tile has.
+    __device__ __forceinline__ void copy_boxes(const box_place &own) const
     {
+        constexpr int OWN_LINES = LINES > 1 ? LINES / FEEDERS : 1;
+        constexpr int OWN_GROUPS = LINES > 1 ? GROUPS : GROUPS / FEEDERS;
+        // Of which the lane has all places in registers.
+        constexpr int AT_ONCE = OWN_GROUPS % 4 == 0 ? 4 : OWN_GROUPS;
+        const int32_t first_line = LINES > 1 ? half * OWN_LINES : 0;
+        const int32_t first_group = LINES > 1 ? 0 : half * OWN_GROUPS;
         const uint32_t s_full = shared_address(&s.full[at.slot]);
-        const int32_t line = lane_id() / GROUPS, key = box_key(tile);
-        if (copier() == 0 && lane_id() == 0) {
+        const uint32_t s_boxes = shared_address(s.ring[at.slot]) + first_line * TILE_LINE_BYTES +
+                                 first_group * BOX_BYTES;
+        if (!is_v && half == 0 && lane_id() < 4) s.there[at.slot].bits[lane_id()] = ~0u;
 #pragma unroll
-            for (int j = 0; j < WORDS; j++) s.there[at.slot].bits[j] = ~0u;
-            barrier_arrive_expect(s_full, TILE_BYTES);
+        for (int from = 0; from < OWN_GROUPS; from += AT_ONCE) {
+            int32_t page[AT_ONCE], slot[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                page[i] = __shfl_sync(~0u, own.page, first_group + from + i);
+                slot[i] = __shfl_sync(~0u, own.slot, first_group + from + i);
+            }
+            if (!is_elected()) continue;
+            if (half == 0 && from == 0) barrier_arrive_expect(s_full, TILE_BYTES);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+                for (int line = 0; line < OWN_LINES; line++)
+                    copy_line(s_boxes + line * TILE_LINE_BYTES + (from + i) * BOX_BYTES,
+                              is_v ? &args.v_map : &args.k_map, s_full, slot[i], first_line + line,
+                              w.kv_head, page[i]);
         }
-        if (line < LINES && lane_id() % COPIERS == copier())
-            copy_line(shared_address(s.ring[at.slot]) + line * TILE_LINE_BYTES +
-                          lane_id() % GROUPS * BOX_BYTES,
-                      &map, s_full, (int32_t) slot_of(key), line, w.kv_head, page);
-        __syncwarp();
-        at.next();
     }
 
     // The page of this lane's key of a word of the tile's keys; negative: absent. Tells which are
@@ -168,21 +254,20 @@ struct feed {
     }
 
     // Zeros where no query token sees a key: what is there might be NaN. If all is copied so, each
-    // warp has a word of the tile's keys; else the first has all of it.
-    template <bool IS_V> __device__ __forceinline__ void copy_rows(int32_t tile)
+    // warp has every other word of the tile's keys; else the first one has all of it.
+    __device__ __forceinline__ void copy_rows(int32_t tile)
     {
         constexpr int AT_ONCE = 32 / PIECES;
         const int column = lane_id() % PIECES, first_row = lane_id() / PIECES;
         const uint32_t s_tile = shared_address(s.ring[at.slot]);
-        const char *const g_pool = static_cast<const char *>(IS_V ? args.v : args.k);
+        const char *const g_pool = static_cast<const char *>(is_v ? args.v : args.k);
 #pragma unroll 1
-        for (int32_t word = args.has_boxes ? 0 : copier(); word < WORDS;
-             word += args.has_boxes ? 1 : WORDS) {
+        for (int32_t word = half; word < WORDS; word += args.has_boxes ? 1 : FEEDERS) {
             const int32_t page = find_row(tile, word);
             const int64_t slot = slot_of(tile * TILE + word * 32 + lane_id());
-            const int64_t offset = page * (IS_V ? args.v_page_stride : args.k_page_stride) +
-                                   slot * (IS_V ? args.v_token_stride : args.k_token_stride) +
-                                   w.kv_head * (IS_V ? args.v_head_stride : args.k_head_stride);
+            const int64_t offset = page * (is_v ? args.v_page_stride : args.k_page_stride) +
+                                   slot * (is_v ? args.v_token_stride : args.k_token_stride) +
+                                   w.kv_head * (is_v ? args.v_head_stride : args.k_head_stride);
             // 0: absent.
             const uint64_t g_own = page < 0 ? 0 : reinterpret_cast<uint64_t>(g_pool + offset * 2);
             const int32_t count = min(TILE - word * 32, 32);
@@ -197,7 +282,6 @@ struct feed {
         cp_async_commit();
         finish_rows<1>();
         unfinished = at.slot;
-        at.next();
     }
 
     // Tells of the tile that was asked for before the last PENDING.
@@ -211,42 +295,73 @@ struct feed {
         unfinished = -1;
     }
 
-    // `page`: of this lane's box.
-    __device__ __forceinline__ bool are_boxes(int32_t tile, int32_t page) const
+    // Whether a tile is all boxes.
+    __device__ __forceinline__ bool are_boxes(int32_t tile, const box_place &own) const
     {
-        const bool is_inside = tile * TILE >= w.keys.start && tile * TILE <= w.keys.end - TILE;
-        return args.has_boxes && is_inside && __ballot_sync(~0u, is_page(page)) == ~0u;
+        const bool is_inside = tile * TILE >= keys.start && tile * TILE <= keys.end - TILE;
+        return args.has_boxes && is_inside && __ballot_sync(~0u, is_page(own.page)) == ~0u;
     }
 
-    template <bool IS_V> __device__ __forceinline__ void copy(int32_t tile, int32_t page)
+    __device__ __forceinline__ void copy(int32_t tile, const box_place &own)
     {
         wait_for_room();
-        if (are_boxes(tile, page)) {
+        if (are_boxes(tile, own)) {
             finish_rows<0>();
-            copy_boxes(IS_V ? args.v_map : args.k_map, tile, page);
-        } else if (!args.has_boxes || copier() == 0) {
-            copy_rows<IS_V>(tile);
-        } else {
-            at.next();
+            copy_boxes(own);
+        } else if (!args.has_boxes || half == 0) {
+            copy_rows(tile);
         }
     }
 
-    // V comes after K of the next tile.
+    // To the next tile's place. K of a tile lies before V of the one before it.
+    __device__ __forceinline__ void go_on(int32_t tile)
+    {
+        at.next();
+        const bool is_next = is_v ? tile + 2 == w.tiles.end : tile == w.tiles.start;
+        if (!is_next) at.next();
+    }
+
     __device__ __forceinline__ void run()
     {
         const int32_t start = w.tiles.start, end = w.tiles.end;
-        int32_t page = args.has_boxes ? find_page(box_key(start)) : -1, before = -1;
+        box_place own = { -1, 0 };
+        if (args.has_boxes) own = find_box(start);
+        // The first of V lies behind one of K, or behind two, K of the next item behind the last of V.
+        if (is_v && end - start > 1) at.next();
 #pragma unroll 1
-        for (int32_t tile = start; tile <= end; tile++) {
-            const int32_t next = args.has_boxes ? find_page(box_key(tile + 1)) : -1;
-            if (tile < end) copy<false>(tile, page);
-            if (tile > start) copy<true>(tile - 1, before);
-            before = page;
-            page = next;
+        for (int32_t tile = start; tile < end; tile++) {
+            box_place next = { -1, 0 };
+            if (args.has_boxes) next = find_box(tile + 1);
+            copy(tile, own);
+            go_on(tile);
+            own = next;
         }
+        if (!is_v && start < end) at.next();
         finish_rows<0>();
     }
 };
+
+// The first of the warps that copy tells all others what there is to do.
+static __device__ __forceinline__ void feed_items(const attn_prefill_args &args, smem &s)
+{
+    const bool tells = warp_id() == WARPS;
+    ring_place<STAGES> at = { 0, 0 };
+    if (feed::copies_v()) at.next();
+    if (tells) keep_sizes(args, s.sizes);
+#pragma unroll 1
+    for (item_list items = { 0 }; items.has(args);) {
+        const work &w = tells ? items.tell(args, s) : items.wait(s);
+        if (w.sequence >= 0) {
+            feed f(args, s, w, at);
+            f.run();
+            at = f.at;
+        }
+        if (tells)
+            items.turn++;
+        else
+            items.finish(s);
+    }
+}
 
 // ---- the warps that multiply
 
@@ -272,8 +387,8 @@ struct team {
     float m[2], base[2], l[2];
 
     __device__ __forceinline__ team(const attn_prefill_args &the_args, smem &the_smem,
-                                    const work &the_work)
-        : args(the_args), s(the_smem), w(the_work), at{ 0, 0 },
+                                    const work &the_work, const ring_place<STAGES> &from)
+        : args(the_args), s(the_smem), w(the_work), at(from),
           part(__shfl_sync(~0u, (int) threadIdx.x / PART_THREADS, 0)), by(scaling_of(the_args)),
           r_o{}, m{ -INFINITY, -INFINITY }, base{ -INFINITY, -INFINITY }, l{}
     {
@@ -325,21 +440,25 @@ struct team {
 
     // ---- queries
 
-    // Rows beyond the sequence are zeros.
+    // Rows beyond the sequence are zeros. All on their way at once.
     __device__ __forceinline__ void load_q() const
     {
         const int thread = threadIdx.x % PART_THREADS;
+        // The output of the item before has left.
+        sync_part();
         const char *const g_q = static_cast<const char *>(args.q) + (int64_t) w.head * HEAD_DIM * 2;
-#pragma unroll 8
+        const uint32_t s_q = shared_address(s.q[part][0]);
+#pragma unroll
         for (int i = thread; i < PART_ROWS * PIECES; i += PART_THREADS) {
             const int row = i / PIECES, piece = i % PIECES;
             const int32_t token = w.first_row + part * PART_ROWS + row;
-            uint4 x = make_uint4(0, 0, 0, 0);
-            if (token < w.of.q_len)
-                x = __ldg(reinterpret_cast<const uint4 *>(
-                    g_q + (w.of.first_token + token) * args.q_token_stride * 2 + piece * 16));
-            *reinterpret_cast<uint4 *>(s.q[part][0] + line_offset(Q_LINE_BYTES, row, piece)) = x;
+            const bool is_token = token < w.of.q_len;
+            const int64_t offset = is_token ? (w.of.first_token + token) * args.q_token_stride : 0;
+            cp_async_16(s_q + line_offset(Q_LINE_BYTES, row, piece), g_q + offset * 2 + piece * 16,
+                        is_token ? 16 : 0);
         }
+        cp_async_commit();
+        cp_async_wait<0>();
         fence_async();
         sync_part();
     }
@@ -530,7 +649,6 @@ struct team {
     // Of the block's tiles those that this warpgroup's query tokens see.
     __device__ __forceinline__ void fold()
     {
-        if (PARTS > 1 && part == PARTS - 1) give_turn();
         if (tiles.start >= tiles.end) {
             if (w.tiles.start >= w.tiles.end) return;
             pass_over_until(w.tiles.end);
@@ -579,6 +697,25 @@ struct team {
     }
 };
 
+static __device__ __forceinline__ void multiply_items(const attn_prefill_args &args, smem &s)
+{
+    ring_place<STAGES> at = { 0, 0 };
+    bool is_first = true;
+#pragma unroll 1
+    for (item_list items = { 0 }; items.has(args); items.finish(s)) {
+        const work &w = items.wait(s);
+        if (w.sequence < 0) continue;
+        team t(args, s, w, at);
+        t.load_q();
+        // Later ones begin with the turn that was given last.
+        if (is_first && t.part == PARTS - 1) t.give_turn();
+        is_first = false;
+        t.fold();
+        t.store();
+        at = t.at;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     ROW_NAME(const __grid_constant__ struct attn_prefill_args args)
 {
@@ -591,25 +728,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     }
     if (threadIdx.x < STAGES) {
         s.there[threadIdx.x] = { { ~0u, ~0u, ~0u, ~0u } };
-        barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : WORDS);
+        barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : FEEDERS);
         barrier_init(shared_address(&s.empty[threadIdx.x]), WARPS);
+    }
+    if (threadIdx.x < 2) {
+        barrier_init(shared_address(&s.told[threadIdx.x]), 1);
+        barrier_init(shared_address(&s.done[threadIdx.x]), WARPS + COPIERS - 1);
     }
     fence_async();
     wait_for_grids_before();
-    if (warp_id() == 0) {
-        const work w = find_work(args);
-        if (lane_id() == 0) s.w = w;
-    }
     __syncthreads();
-    if (s.w.sequence < 0) return;
     if (warp_id() >= WARPS) {
         lower_registers<COPY_REGISTERS>();
-        if (warp_id() < WARPS + (args.has_boxes ? COPIERS : WORDS)) feed(args, s, s.w).run();
-        return;
+        feed_items(args, s);
+    } else {
+        raise_registers<MULTIPLY_REGISTERS>();
+        multiply_items(args, s);
     }
-    raise_registers<MULTIPLY_REGISTERS>();
-    team t(args, s, s.w);
-    t.load_q();
-    t.fold();
-    t.store();
 }

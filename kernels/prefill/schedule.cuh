@@ -52,7 +52,40 @@ static __device__ __forceinline__ tile_place find_uniform(const attn_prefill_arg
 // Tiles are sorted by the keys that they see, in steps of so many.
 constexpr int32_t SORT_KEYS = 128;
 // In larger batches they are not.
-constexpr int32_t SORT_SEQUENCES = 64;
+constexpr int32_t SORT_SEQUENCES = ATTN_PREFILL_SORT_SEQUENCES;
+
+// What is asked of each sequence for each item.
+struct sequence_size {
+    int32_t q_len, kv_len, q_offset;
+};
+
+// Those of a batch that is sorted, if they are kept; the null pointer: they are read again.
+struct kept_sizes {
+    const sequence_size *s_sizes;
+
+    // Only sizes, if they are kept.
+    __device__ __forceinline__ span of(const attn_prefill_args &args, int32_t sequence) const
+    {
+        if (!s_sizes || args.batch > SORT_SEQUENCES) return span_of(args, sequence);
+        const sequence_size size = s_sizes[sequence];
+        span of = {};
+        of.q_len = size.q_len, of.kv_len = size.kv_len, of.q_offset = size.q_offset;
+        return of;
+    }
+};
+
+// A warp reads them.
+static __device__ __forceinline__ void keep_sizes(const attn_prefill_args &args,
+                                                  sequence_size (&s_sizes)[SORT_SEQUENCES])
+{
+    if (!args.cu_seqlens || args.batch > SORT_SEQUENCES) return;
+#pragma unroll 1
+    for (int32_t sequence = lane_id(); sequence < args.batch; sequence += 32) {
+        const span of = span_of(args, sequence);
+        s_sizes[sequence] = { of.q_len, of.kv_len, (int32_t) of.q_offset };
+    }
+    __syncwarp();
+}
 
 // The last tiles of a sequence that see keys in step `step` or more, by an estimate that never
 // falls from tile to tile.
@@ -73,15 +106,17 @@ static __device__ __forceinline__ int32_t count_from(const attn_prefill_args &ar
 }
 
 // The same of the sequence that is lane_id() after `first`; 0 where there is none.
-static __device__ __forceinline__ int32_t count_own(const attn_prefill_args &args, int32_t first,
+static __device__ __forceinline__ int32_t count_own(const attn_prefill_args &args,
+                                                    const kept_sizes &sizes, int32_t first,
                                                     int32_t step)
 {
     const int32_t sequence = first + lane_id();
-    return sequence < args.batch ? count_from(args, span_of(args, sequence), step) : 0;
+    return sequence < args.batch ? count_from(args, sizes.of(args, sequence), step) : 0;
 }
 
 // The highest step that has a tile with a rank up to `rank`; 0 if tiles are not sorted. A warp.
-static __device__ __forceinline__ int32_t find_step(const attn_prefill_args &args, uint32_t rank)
+static __device__ __forceinline__ int32_t find_step(const attn_prefill_args &args,
+                                                    const kept_sizes &sizes, uint32_t rank)
 {
     if (args.batch > SORT_SEQUENCES) return 0;
     span own[SORT_SEQUENCES / 32];
@@ -90,7 +125,7 @@ static __device__ __forceinline__ int32_t find_step(const attn_prefill_args &arg
     for (int i = 0; i < SORT_SEQUENCES / 32; i++) {
         const int32_t sequence = i * 32 + lane_id();
         own[i] = {};
-        if (sequence < args.batch) own[i] = span_of(args, sequence);
+        if (sequence < args.batch) own[i] = sizes.of(args, sequence);
         longest = max(longest, (uint32_t) own[i].kv_len);
     }
     int32_t low = 0, high = (int32_t) (__reduce_max_sync(~0u, longest) / SORT_KEYS) + 2;
@@ -110,17 +145,17 @@ static __device__ __forceinline__ int32_t find_step(const attn_prefill_args &arg
 
 // Tiles of one step come by sequence. A warp.
 static __device__ __forceinline__ tile_place find_ragged(const attn_prefill_args &args,
-                                                         uint32_t rank)
+                                                         const kept_sizes &sizes, uint32_t rank)
 {
-    const int32_t step = find_step(args, rank);
+    const int32_t step = find_step(args, sizes, rank);
     const bool sorted = args.batch <= SORT_SEQUENCES;
     // Without those of higher steps.
     for (int32_t first = 0; sorted && first < args.batch; first += 32)
-        rank -= __reduce_add_sync(~0u, (uint32_t) count_own(args, first, step + 1));
+        rank -= __reduce_add_sync(~0u, (uint32_t) count_own(args, sizes, first, step + 1));
 #pragma unroll 1
     for (int32_t first = 0; first < args.batch; first += 32) {
-        const uint32_t above = sorted ? (uint32_t) count_own(args, first, step + 1) : 0;
-        const uint32_t count = (uint32_t) count_own(args, first, step) - above;
+        const uint32_t above = sorted ? (uint32_t) count_own(args, sizes, first, step + 1) : 0;
+        const uint32_t count = (uint32_t) count_own(args, sizes, first, step) - above;
         const uint32_t sum = __reduce_add_sync(~0u, count);
         if (rank >= sum) {
             rank -= sum;
@@ -135,7 +170,7 @@ static __device__ __forceinline__ tile_place find_ragged(const attn_prefill_args
         const int from = __ffs(__ballot_sync(~0u, rank < end)) - 1;
         const uint32_t behind = rank - __shfl_sync(~0u, end - count, from);
         const int32_t sequence = first + from;
-        const int32_t tiles = count_tiles(args, span_of(args, sequence));
+        const int32_t tiles = count_tiles(args, sizes.of(args, sequence));
         return { sequence, tiles - 1 - (int32_t) (__shfl_sync(~0u, above, from) + behind) };
     }
     return { -1, 0 };
@@ -152,14 +187,16 @@ static __device__ __forceinline__ void report_entries(const attn_prefill_args &a
         if (span_of(args, (int32_t) sequence).is_fault) report_fault(args, (int32_t) sequence);
 }
 
-// A warp finds the block's work.
-static __device__ __forceinline__ work find_work(const attn_prefill_args &args)
+// A warp finds the work that is an item, of args.tiles * args.num_q_heads.
+static __device__ __forceinline__ work find_work(const attn_prefill_args &args,
+                                                 const kept_sizes &sizes, uint32_t item)
 {
     work w = {};
-    const uint32_t rank = attn_divide(blockIdx.x, args.heads_magic, args.heads_shift);
-    w.head = (int32_t) (blockIdx.x - rank * (uint32_t) args.num_q_heads);
+    const uint32_t rank = attn_divide(item, args.heads_magic, args.heads_shift);
+    w.head = (int32_t) (item - rank * (uint32_t) args.num_q_heads);
     w.kv_head = (int32_t) attn_divide((uint32_t) w.head, args.ratio_magic, args.ratio_shift);
-    const tile_place at = args.cu_seqlens ? find_ragged(args, rank) : find_uniform(args, rank);
+    const tile_place at =
+        args.cu_seqlens ? find_ragged(args, sizes, rank) : find_uniform(args, rank);
     if (w.head == 0) report_entries(args, rank);
     w.sequence = at.sequence;
     if (at.sequence < 0) return w;

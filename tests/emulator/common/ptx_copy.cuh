@@ -114,6 +114,11 @@ static inline void copy_bytes(uint32_t s_target, const void *g_source, uint32_t 
     emulator::barrier_bring(s_barrier, bytes);
 }
 
+static inline bool is_elected()
+{
+    return threadIdx.x % 32 == 0;
+}
+
 static inline void copy_box(uint32_t s_target, const void *map, uint32_t s_barrier, int row,
                             int head, int page)
 {
