@@ -177,6 +177,17 @@ struct batch {
     }
 };
 
+// The row of a group that lanes 2 * pair and 2 * pair + 1 copy: of 4 pairs, which write to shared
+// memory together, no two to the same banks, though the swizzle gives rows next to each other the
+// same pieces.
+static __device__ __forceinline__ int copied_row(int pair)
+{
+    const int low = pair & 1, middle = pair >> 1 & 1, high = pair >> 2 & 1;
+    if (LINE_PIECES == 8) return low * 2 + middle * 4 + high + (pair & 8);
+    if (LINE_PIECES == 4) return low + middle * 4 + high * 2 + (pair & 8);
+    return pair;
+}
+
 // A tile of K or V row by row, two lanes every other piece of a row: what differs between the copies
 // of a row are constants, and the sectors of memory are whole. `offset`: where this lane's keys lie,
 // in bytes; negative: nowhere.
@@ -185,7 +196,7 @@ static __device__ __forceinline__ void copy_tile(const void *g_pool, unsigned ch
                                                  const int64_t (&offset)[WORDS])
 {
     constexpr int PAIRS = PIECES / 2, LINE_PAIRS = LINE_PIECES / 2;
-    const int row = lane_id() / 2, column = lane_id() % 2;
+    const int row = copied_row(lane_id() / 2), column = lane_id() % 2;
     const unsigned char *const g_head =
         static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES + column * 16;
     uint32_t s_piece[LINE_PAIRS];

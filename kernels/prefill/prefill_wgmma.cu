@@ -29,6 +29,8 @@ constexpr int PARTS = ROWS / PART_ROWS;
 constexpr int PART_THREADS = 128;
 // Warps that copy K, and as many that copy V.
 constexpr int FEEDERS = COPIERS / 2;
+// Words of a tile's keys that one of them has.
+constexpr int OWN_WORDS = (WORDS + FEEDERS - 1) / FEEDERS;
 constexpr int PART_WARPS = PART_THREADS / 32;
 // 8 rows of a line, which the swizzle is over; lines of a part's Q, and of a tile.
 constexpr int ATOM_BYTES = 8 * LINE_BYTES;
@@ -38,8 +40,8 @@ constexpr int TILE_LINE_BYTES = TILE * LINE_BYTES;
 // A box is a group of keys, of one line.
 constexpr int BOX_BYTES = GROUP * LINE_BYTES;
 // Registers of a thread that multiplies and of one that copies: together what an SM has.
-constexpr int MULTIPLY_REGISTERS = PARTS == 3 ? 160 : 232;
-constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : PARTS == 2 ? 40 : 120;
+constexpr int MULTIPLY_REGISTERS = PARTS == 3 ? 160 : PARTS == 2 ? 224 : 232;
+constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : PARTS == 2 ? 56 : 120;
 // Named barriers, one for each part: it is its turn; its own threads.
 constexpr int TURN_BARRIER = 1;
 constexpr int PART_BARRIER = TURN_BARRIER + PARTS;
@@ -69,6 +71,7 @@ static_assert(ROWS == WARPS * 16 && PARTS == ROW_WARPGROUPS, "a warp has 16 quer
 static_assert(COPIERS == 4, "registers are moved between warpgroups");
 static_assert(ROW_BOX_LINES == 1, "the lines of a tile lie one after the other");
 static_assert(LINES % FEEDERS == 0 || (LINES == 1 && GROUPS % FEEDERS == 0), "halves of a tile");
+static_assert(OWN_WORDS <= 2 && LINE_PIECES == 8, "see lookup and copy_rows");
 static_assert(STAGES >= 3, "K waits for the V that comes after it");
 static_assert(sizeof(smem) <= SMEM_BYTES, "the host asks for what the kernel uses");
 
@@ -132,10 +135,11 @@ struct item_list {
 
 // ---- the warps that copy
 
-// Where the box lies that this lane looks up: page and slot; a negative page: no query token of the
-// sequence sees its first key.
-struct box_place {
-    int32_t page, slot;
+// What a lane looks up for a tile, a tile ahead. With boxes: page and slot of the group that is
+// lane_id() % GROUPS. Else the pages of its keys of the warp's words of the tile. A negative page: no
+// query token of the sequence sees that key.
+struct lookup {
+    int32_t found[2];
 };
 
 // Two of the warps copy K, two V. What they do for a tile takes them about as long as the others
@@ -191,11 +195,32 @@ struct feed {
         return key - attn_divide(key, args.page_magic, args.page_shift) * args.page_size;
     }
 
-    // Of the group of keys that is lane_id() % GROUPS.
-    __device__ __forceinline__ box_place find_box(int32_t tile) const
+    __device__ __forceinline__ lookup find_box(int32_t tile) const
     {
         const int32_t key = tile * TILE + lane_id() % GROUPS * GROUP;
-        return { find_page(key), (int32_t) slot_of(key) };
+        return { { find_page(key), (int32_t) slot_of(key) } };
+    }
+
+    // This warp's words of a tile's keys.
+    __device__ __forceinline__ int32_t own_word(int index) const
+    {
+        return half + index * FEEDERS;
+    }
+
+    __device__ __forceinline__ lookup find_rows(int32_t tile) const
+    {
+        lookup pages;
+#pragma unroll
+        for (int i = 0; i < OWN_WORDS; i++) {
+            const int32_t row = own_word(i) * 32 + lane_id();
+            pages.found[i] = row < TILE ? find_page(tile * TILE + row) : -1;
+        }
+        return pages;
+    }
+
+    __device__ __forceinline__ lookup look_up(int32_t tile) const
+    {
+        return args.has_boxes ? find_box(tile) : find_rows(tile);
     }
 
     __device__ __forceinline__ void wait_for_room() const
@@ -205,7 +230,7 @@ struct feed {
 
     // Half of the lines of a tile, or of the groups of its only line. One lane asks for all boxes:
     // with several the assembler would go over them in a loop, which takes longer than a tile has.
-    __device__ __forceinline__ void copy_boxes(const box_place &own) const
+    __device__ __forceinline__ void copy_boxes(const lookup &own) const
     {
         constexpr int OWN_LINES = LINES > 1 ? LINES / FEEDERS : 1;
         constexpr int OWN_GROUPS = LINES > 1 ? GROUPS : GROUPS / FEEDERS;
@@ -222,11 +247,11 @@ struct feed {
             int32_t page[AT_ONCE], slot[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                page[i] = __shfl_sync(~0u, own.page, first_group + from + i);
-                slot[i] = __shfl_sync(~0u, own.slot, first_group + from + i);
+                page[i] = __shfl_sync(~0u, own.found[0], first_group + from + i);
+                slot[i] = __shfl_sync(~0u, own.found[1], first_group + from + i);
             }
             if (!is_elected()) continue;
-            if (half == 0 && from == 0) barrier_arrive_expect(s_full, TILE_BYTES);
+            if (from == 0) barrier_arrive_expect(s_full, TILE_BYTES / FEEDERS);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
@@ -237,46 +262,49 @@ struct feed {
         }
     }
 
-    // The page of this lane's key of a word of the tile's keys; negative: absent. Tells which are
-    // there.
-    __device__ __forceinline__ int32_t find_row(int32_t tile, int32_t word) const
+    // Which keys of a word are there, or are seen by no query token. `page`: of this lane's.
+    __device__ __forceinline__ void tell_there(int32_t tile, int32_t word, int32_t page) const
     {
-        const int32_t row = word * 32 + lane_id(), key = tile * TILE + row;
-        const bool is_wanted = row < TILE && is_seen(key);
-        int32_t page = is_wanted ? find_page(key) : -1;
-        if (!is_page(page)) page = -1;
-        const uint32_t there = __ballot_sync(~0u, !is_wanted || page >= 0);
-        if (lane_id() == 0) {
-            s.there[at.slot].bits[word] = there;
-            if (there != ~0u) report_fault(args, w.sequence);
-        }
-        return page;
+        const int32_t row = word * 32 + lane_id();
+        const bool is_wanted = row < TILE && is_seen(tile * TILE + row);
+        const uint32_t there = __ballot_sync(~0u, !is_wanted || is_page(page));
+        if (lane_id() != 0) return;
+        s.there[at.slot].bits[word] = there;
+        if (there != ~0u) report_fault(args, w.sequence);
     }
 
-    // Zeros where no query token sees a key: what is there might be NaN. If all is copied so, each
-    // warp has every other word of the tile's keys; else the first one has all of it.
-    __device__ __forceinline__ void copy_rows(int32_t tile)
+    // This warp's words of a tile; zeros where no query token sees a key: what is there might be NaN.
+    // Two lanes copy a row, every other piece, so that what differs between its pieces are constants;
+    // of 4 rows that are written together, as the swizzle has them, no two are in the same banks.
+    __device__ __forceinline__ void copy_rows(int32_t tile, const lookup &pages)
     {
-        constexpr int AT_ONCE = 32 / PIECES;
-        const int column = lane_id() % PIECES, first_row = lane_id() / PIECES;
-        const uint32_t s_tile = shared_address(s.ring[at.slot]);
+        const int pair = lane_id() / 2, column = lane_id() % 2;
+        const int row = pair % 4 * 2 + pair / 4 % 2 + pair / 8 * 8;
+        const uint32_t s_own =
+            shared_address(s.ring[at.slot]) + line_offset(TILE_LINE_BYTES, row, column);
         const char *const g_pool = static_cast<const char *>(is_v ? args.v : args.k);
-#pragma unroll 1
-        for (int32_t word = half; word < WORDS; word += args.has_boxes ? 1 : FEEDERS) {
-            const int32_t page = find_row(tile, word);
+#pragma unroll
+        for (int j = 0; j < OWN_WORDS; j++) {
+            const int32_t word = own_word(j), page = pages.found[j];
+            if (word >= WORDS) break;
+            tell_there(tile, word, page);
             const int64_t slot = slot_of(tile * TILE + word * 32 + lane_id());
             const int64_t offset = page * (is_v ? args.v_page_stride : args.k_page_stride) +
                                    slot * (is_v ? args.v_token_stride : args.k_token_stride) +
                                    w.kv_head * (is_v ? args.v_head_stride : args.k_head_stride);
             // 0: absent.
-            const uint64_t g_own = page < 0 ? 0 : reinterpret_cast<uint64_t>(g_pool + offset * 2);
-            const int32_t count = min(TILE - word * 32, 32);
-#pragma unroll 2
-            for (int32_t i = first_row; i < count; i += AT_ONCE) {
-                const uint64_t g_row = __shfl_sync(~0u, g_own, i);
-                cp_async_16(s_tile + line_offset(TILE_LINE_BYTES, word * 32 + i, column),
-                            g_row ? reinterpret_cast<const char *>(g_row) + column * 16 : g_pool,
-                            g_row ? 16 : 0);
+            const uint64_t g_key =
+                is_page(page) ? reinterpret_cast<uint64_t>(g_pool + offset * 2) : 0;
+#pragma unroll 1
+            for (int32_t i = 0; i < min(TILE - word * 32, 32); i += 16) {
+                const uint64_t g_found = __shfl_sync(~0u, g_key, i + row);
+                const char *const g_row =
+                    (g_found ? reinterpret_cast<const char *>(g_found) : g_pool) + column * 16;
+                const uint32_t s_row = s_own + (word * 32 + i) * LINE_BYTES;
+#pragma unroll
+                for (int k = 0; k < PIECES / 2; k++)
+                    cp_async_16_unless((s_row ^ k % 4 * 32) + k / 4 * TILE_LINE_BYTES,
+                                       g_row + k * 32, !g_found);
             }
         }
         cp_async_commit();
@@ -296,20 +324,20 @@ struct feed {
     }
 
     // Whether a tile is all boxes.
-    __device__ __forceinline__ bool are_boxes(int32_t tile, const box_place &own) const
+    __device__ __forceinline__ bool are_boxes(int32_t tile, const lookup &own) const
     {
         const bool is_inside = tile * TILE >= keys.start && tile * TILE <= keys.end - TILE;
-        return args.has_boxes && is_inside && __ballot_sync(~0u, is_page(own.page)) == ~0u;
+        return args.has_boxes && is_inside && __ballot_sync(~0u, is_page(own.found[0])) == ~0u;
     }
 
-    __device__ __forceinline__ void copy(int32_t tile, const box_place &own)
+    __device__ __forceinline__ void copy(int32_t tile, const lookup &own)
     {
         wait_for_room();
         if (are_boxes(tile, own)) {
             finish_rows<0>();
             copy_boxes(own);
-        } else if (!args.has_boxes || half == 0) {
-            copy_rows(tile);
+        } else {
+            copy_rows(tile, args.has_boxes ? find_rows(tile) : own);
         }
     }
 
@@ -324,14 +352,12 @@ struct feed {
     __device__ __forceinline__ void run()
     {
         const int32_t start = w.tiles.start, end = w.tiles.end;
-        box_place own = { -1, 0 };
-        if (args.has_boxes) own = find_box(start);
+        lookup own = look_up(start);
         // The first of V lies behind one of K, or behind two, K of the next item behind the last of V.
         if (is_v && end - start > 1) at.next();
 #pragma unroll 1
         for (int32_t tile = start; tile < end; tile++) {
-            box_place next = { -1, 0 };
-            if (args.has_boxes) next = find_box(tile + 1);
+            const lookup next = look_up(tile + 1);
             copy(tile, own);
             go_on(tile);
             own = next;
@@ -728,7 +754,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     }
     if (threadIdx.x < STAGES) {
         s.there[threadIdx.x] = { { ~0u, ~0u, ~0u, ~0u } };
-        barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : FEEDERS);
+        barrier_init(shared_address(&s.full[threadIdx.x]), FEEDERS);
         barrier_init(shared_address(&s.empty[threadIdx.x]), WARPS);
     }
     if (threadIdx.x < 2) {
