@@ -142,7 +142,8 @@ int32_t attn_pack_row_threads(const struct attn_pack_row *const row)
 {
     if (row->op == ATTN_ROW_READ || row->op == ATTN_ROW_TILED) return row->warps * 32;
     if (row->op == ATTN_ROW_PREFILL) return ATTN_PREFILL_THREADS(row->warps, row->copiers);
-    return ATTN_DECODE_THREADS(row->warps);
+    return row->warpgroups > 0 ? ATTN_DECODE_GROUP_THREADS(row->warps)
+                               : ATTN_DECODE_THREADS(row->warps);
 }
 
 int32_t attn_pack_row_slot_floats(const struct attn_pack_row *const row)
@@ -199,7 +200,7 @@ static bool is_sane_row(const struct attn_pack_row *const row)
     const bool blocks = row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 &&
                         row->levels <= 16 && row->ahead >= 0 && row->ahead <= 64;
     const bool groups =
-        row->warpgroups == 0 || (row->warpgroups == 1 && row->rows == 64 && row->warps == 4 &&
+        row->warpgroups == 0 || (row->warpgroups == 2 && row->rows == 64 && row->warps == 8 &&
                                  row->kv == row->q && row->ahead == 0);
     return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks && groups &&
            row->min_rows >= 0;

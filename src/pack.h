@@ -51,7 +51,7 @@ struct attn_pack_row {
     // without.
     int32_t ahead;
     // Warpgroups that multiply; 0: warps do. Of op=prefill: such blocks take one item after another.
-    // Of op=decode: query rows of a KV head from which on a kernel is taken.
+    // Of op=decode: 0 or 2; query rows of a KV head from which on a kernel is taken.
     int32_t warpgroups, min_rows;
 };
 

@@ -214,8 +214,8 @@ Test(launch, takes_the_first_row_that_accepts)
     cr_expect_eq(last_launch()->args.lanes, 8);
 }
 
-// A warpgroup for 64 rows where there are enough, and sequences are not cut into pieces.
-Test(launch, takes_a_warpgroup_for_many_rows)
+// Warpgroups for 64 rows where there are enough, and sequences are not cut into pieces.
+Test(launch, takes_warpgroups_for_many_rows)
 {
     struct attn_decode_params params = right_params();
     params.head_dim = 128;
@@ -225,7 +225,7 @@ Test(launch, takes_a_warpgroup_for_many_rows)
     cr_assert_eq(attn_decode(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     const struct fake_launch *const launch = last_launch();
     cr_expect_str_eq(launch->kernel, "decode_bf16_bf16_d128_r64");
-    cr_expect_eq(launch->block[0], (4 + 2) * 32);
+    cr_expect_eq(launch->block[0], (8 + 4) * 32);
     cr_expect_eq(launch->smem_bytes, attn_decode_group_smem_bytes(128, TILE, 2, 1));
     cr_expect(launch->args.group_rows == 64 && launch->args.row_groups == 3);
     cr_expect_eq(launch->args.most_units, (int32_t) launch->grid[0] * ATTN_DECODE_GROUP_UNITS);

@@ -75,6 +75,10 @@ static __device__ __forceinline__ uint64_t wgmma_further(uint64_t matrix, uint32
 #define WGMMA_IN_8(i)                                                                              \
     "+f"(c[8 * i]), "+f"(c[8 * i + 1]), "+f"(c[8 * i + 2]), "+f"(c[8 * i + 3]), "+f"(c[8 * i + 4]),\
         "+f"(c[8 * i + 5]), "+f"(c[8 * i + 6]), "+f"(c[8 * i + 7])
+#define WGMMA_NAMES_32                                                                             \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_SUMS_32                                                                              \
+    WGMMA_IN_8(0), WGMMA_IN_8(1)
 #define WGMMA_NAMES_64                                                                             \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
     "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -124,31 +128,41 @@ static __device__ __forceinline__ uint64_t wgmma_further(uint64_t matrix, uint32
     }
 
 // wgmma with A in registers, as mma.m16n8k16 has it for the 16 rows of the warp, and B in shared
-// memory, MN-major; the sum goes on.
-#define WGMMA_REGISTERS(name, type, n, a0, a1, a2, a3, b_name)                                     \
+// memory, MN-major.
+#define WGMMA_REGISTERS(name, type, n, a0, a1, a2, a3, b_name, keep_name)                          \
     static __device__ __forceinline__ void name(float(&c)[n / 2], const uint32_t(&a)[4],           \
-                                                uint64_t b)                                        \
+                                                uint64_t b, int keep)                              \
     {                                                                                              \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
+        asm volatile("{\n"                                                                         \
+                     ".reg .pred keep;\n"                                                          \
+                     "setp.ne.b32 keep, " keep_name ", 0;\n"                                       \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
                      " {" WGMMA_NAMES_##n "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b_name           \
-                     ", 1, 1, 1, 1;"                                                               \
+                     ", keep, 1, 1, 1;\n"                                                          \
+                     "}"                                                                           \
                      : WGMMA_SUMS_##n                                                              \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));             \
     }
 
+WGMMA_SHARED(wgmma_bf16, "bf16", 32, "%16", "%17", "%18")
+WGMMA_SHARED(wgmma_f16, "f16", 32, "%16", "%17", "%18")
 WGMMA_SHARED(wgmma_bf16, "bf16", 64, "%32", "%33", "%34")
 WGMMA_SHARED(wgmma_f16, "f16", 64, "%32", "%33", "%34")
 WGMMA_SHARED(wgmma_bf16, "bf16", 80, "%40", "%41", "%42")
 WGMMA_SHARED(wgmma_f16, "f16", 80, "%40", "%41", "%42")
 WGMMA_SHARED(wgmma_bf16, "bf16", 128, "%64", "%65", "%66")
 WGMMA_SHARED(wgmma_f16, "f16", 128, "%64", "%65", "%66")
-WGMMA_REGISTERS(wgmma_bf16, "bf16", 64, "%32", "%33", "%34", "%35", "%36")
-WGMMA_REGISTERS(wgmma_f16, "f16", 64, "%32", "%33", "%34", "%35", "%36")
-WGMMA_REGISTERS(wgmma_bf16, "bf16", 128, "%64", "%65", "%66", "%67", "%68")
-WGMMA_REGISTERS(wgmma_f16, "f16", 128, "%64", "%65", "%66", "%67", "%68")
-WGMMA_REGISTERS(wgmma_bf16, "bf16", 256, "%128", "%129", "%130", "%131", "%132")
-WGMMA_REGISTERS(wgmma_f16, "f16", 256, "%128", "%129", "%130", "%131", "%132")
+WGMMA_REGISTERS(wgmma_bf16, "bf16", 32, "%16", "%17", "%18", "%19", "%20", "%21")
+WGMMA_REGISTERS(wgmma_f16, "f16", 32, "%16", "%17", "%18", "%19", "%20", "%21")
+WGMMA_REGISTERS(wgmma_bf16, "bf16", 64, "%32", "%33", "%34", "%35", "%36", "%37")
+WGMMA_REGISTERS(wgmma_f16, "f16", 64, "%32", "%33", "%34", "%35", "%36", "%37")
+WGMMA_REGISTERS(wgmma_bf16, "bf16", 128, "%64", "%65", "%66", "%67", "%68", "%69")
+WGMMA_REGISTERS(wgmma_f16, "f16", 128, "%64", "%65", "%66", "%67", "%68", "%69")
+WGMMA_REGISTERS(wgmma_bf16, "bf16", 256, "%128", "%129", "%130", "%131", "%132", "%133")
+WGMMA_REGISTERS(wgmma_f16, "f16", 256, "%128", "%129", "%130", "%131", "%132", "%133")
 
+#undef WGMMA_NAMES_32
+#undef WGMMA_SUMS_32
 #undef WGMMA_NAMES_64
 #undef WGMMA_SUMS_64
 #undef WGMMA_NAMES_80

@@ -22,10 +22,11 @@ static __device__ __forceinline__ void wgmma(float (&c)[N], uint64_t a, uint64_t
 }
 
 template <bool IS_BF16, int N>
-static __device__ __forceinline__ void wgmma(float (&c)[N], const uint32_t (&a)[4], uint64_t b)
+static __device__ __forceinline__ void wgmma(float (&c)[N], const uint32_t (&a)[4], uint64_t b,
+                                             int keep)
 {
     if constexpr (IS_BF16)
-        wgmma_bf16(c, a, b);
+        wgmma_bf16(c, a, b, keep);
     else
-        wgmma_f16(c, a, b);
+        wgmma_f16(c, a, b, keep);
 }

@@ -23,11 +23,12 @@ constexpr int LEVELS = ROW_LEVELS;
 #endif
 constexpr int AHEAD = ROW_AHEAD;
 constexpr bool SKIPS = AHEAD > 0;
-// Whether a warpgroup multiplies, for 64 query rows; else warps do.
+// Whether two warpgroups multiply, for 64 query rows; else warps do.
 #ifndef ROW_WARPGROUPS
 #define ROW_WARPGROUPS 0
 #endif
-// Of the result a warp has 16 query rows, all columns; else all rows, some columns.
+// Of the result a warp has 16 query rows, and half of the columns, those of its warpgroup; else all
+// rows, some columns.
 constexpr bool OWNS_ROWS = ROW_WARPGROUPS > 0;
 
 // Types as in src/pack.h.
@@ -41,16 +42,18 @@ constexpr int KV_BYTES = KV_IS_E4M3 ? 1 : 2;
 // Prefill has keys of the queries' type.
 constexpr bool TAKES_CHUNKS = !KV_IS_E4M3 && !SKIPS;
 
-// WARPS warps multiply, the next one copies, the last one counts arrivals.
+// WARPS warps multiply, the next one copies, the one after it counts arrivals.
 constexpr int THREADS = WARPS * 32;
-constexpr int BLOCK_THREADS = ATTN_DECODE_THREADS(WARPS);
+constexpr int BLOCK_THREADS =
+    OWNS_ROWS ? ATTN_DECODE_GROUP_THREADS(WARPS) : ATTN_DECODE_THREADS(WARPS);
 constexpr int BLOCK_WARPS = BLOCK_THREADS / 32;
 constexpr int DIM_STEPS = HEAD_DIM / 16;
 // What a lane has of a block of the merge tree: of row blocks some steps, four values each. Columns
-// of a step; those of a warp are from step warp * STEPS on, and a warp beyond has none.
+// of a step; those of a warp are from step warp * STEPS on, and a warp beyond has none; where a
+// warp has rows, from step warpgroup * STEPS on.
 constexpr int ROW_BLOCKS = OWNS_ROWS ? 1 : ROWS / 8;
 constexpr int STEP_COLUMNS = OWNS_ROWS ? 8 : 16;
-constexpr int STEPS = OWNS_ROWS ? HEAD_DIM / 8 : DIM_STEPS > WARPS ? DIM_STEPS / WARPS : 1;
+constexpr int STEPS = OWNS_ROWS ? HEAD_DIM / 16 : DIM_STEPS > WARPS ? DIM_STEPS / WARPS : 1;
 // Keys of a tile go through the MMAs in groups. A warp has groups warp, warp + WARPS, ...
 constexpr int GROUP = ATTN_BOX_KEYS;
 constexpr int GROUPS = TILE / GROUP;
@@ -79,8 +82,11 @@ constexpr bool Q_IN_REGISTERS = !OWNS_ROWS && ATTN_DECODE_Q_IN_REGISTERS(ROWS, H
 constexpr bool KEEPS_Q = !Q_IN_REGISTERS && KV_IS_E4M3;
 // Registers of a thread, at most. Warps are dealt to four parts of an SM, of 16,384 each.
 constexpr int MOST_REGISTERS = 512 / ((ROW_PER_SM * BLOCK_WARPS + 3) / 4);
+// Where warpgroups multiply, those of a thread that does and of one that does not: of two
+// warpgroups and one.
+constexpr int MULTIPLY_REGISTERS = 192, COPY_REGISTERS = 120;
 // Bytes from row to row of q: the 8 rows of a fragment lie in different banks. Where a warp has
-// rows they lie in lines, as keys do, 64 of a warpgroup.
+// rows they lie in lines, as keys do.
 constexpr int Q_PITCH = HEAD_DIM * 2 + 16;
 // Slots, of which a block of the merge tree takes one: [warp][step][row block][lane] of o, then
 // [warp][row block][row pair] of m and l; float4 each. Nobody reads what another warp has written.
@@ -193,6 +199,15 @@ struct smem {
     deal dealt;
 };
 
+// What the two warps that have the same 16 rows tell each other of a leaf, where a warp has rows:
+// each the MMA fragments of its weights, one after the other in the same place; the largest scores
+// of its keys, for each lane's two rows; the sums of weights, of as many pairs of groups as it has,
+// a pair of lanes each.
+struct group_smem : smem {
+    alignas(16) uint4 p[WARPS / 2][GROUPS / 2][32];
+    float max[WARPS][2][32], sum[WARPS][2][16];
+};
+
 // What else there is where warps share rows.
 struct shared_smem : smem {
     // MMA fragments of the queries, of this unit and of the one before: [row block][step][lane].
@@ -214,7 +229,7 @@ struct skip_smem : shared_smem {
 constexpr int SMEM_BYTES = OWNS_ROWS ? attn_decode_group_smem_bytes(HEAD_DIM, TILE, STAGES, LEVELS)
                                      : attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS,
                                                               STAGES, LEVELS, AHEAD);
-constexpr int USED_BYTES = OWNS_ROWS ? sizeof(smem)
+constexpr int USED_BYTES = OWNS_ROWS ? sizeof(group_smem)
                            : SKIPS   ? sizeof(skip_smem)
                                      : sizeof(shared_smem);
 

@@ -98,7 +98,7 @@ struct attn_decode_args {
 #define ATTN_DECODE_FAN_LOG 5
 // Units of a block, on average, at most; fewer where the workspace is given.
 #define ATTN_DECODE_BLOCK_UNITS 16
-// Of a kernel of a warpgroup, whose slots are larger.
+// Of a kernel of warpgroups, whose slots are larger.
 #define ATTN_DECODE_GROUP_UNITS 4
 // Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the
 // block that has most, and what was measured to be lost with each of them, and at the end a part of
@@ -147,10 +147,12 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
 // Threads of a block: those of `warps` warps that multiply, of one that copies, and of one that
 // counts arrivals.
 #define ATTN_DECODE_THREADS(warps) (((warps) + 2) * 32)
+// Where warpgroups multiply, two more that do nothing: registers move between warpgroups.
+#define ATTN_DECODE_GROUP_THREADS(warps) (((warps) + 4) * 32)
 // Floats of a slot: o of each row, then m and l of each row, for each warp; where warpgroups
-// multiply, once.
+// multiply, for each of the two.
 #define ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) ((rows) * ((head_dim) + 2 * (warps)))
-#define ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows) ((rows) * ((head_dim) + 2))
+#define ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows) ((rows) * ((head_dim) + 2 * 2))
 #define ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) \
     ((rows) * (head_dim) <= ((rows) == 8 ? 2048 : 1024))
 #define ATTN_DECODE_INFOS(stages) (((stages) + 1) / 2 + 1)
@@ -207,17 +209,19 @@ ATTN_DECODE_SIZE attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int3
     return (common + q + weights + decisions + 15) / 16 * 16;
 }
 
-// Where a warpgroup multiplies; 16-bit types.
+// Where warpgroups multiply; 16-bit types.
 ATTN_DECODE_SIZE attn_decode_group_smem_bytes(int32_t head_dim, int32_t tile, int32_t stages,
                                               int32_t levels)
 {
-    const int32_t rows = 64, warps = 4;
+    const int32_t rows = 64, warps = 8;
     const int32_t common = attn_decode_common_bytes(
         tile * head_dim * 2, rows, ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
-        ATTN_DECODE_THREADS(warps), stages, levels, 0);
+        ATTN_DECODE_GROUP_THREADS(warps), stages, levels, 0);
     // One unit and one leaf more.
     const int32_t infos = 48 + 8 + 32 + 8;
-    return (common + infos + rows * head_dim * 2 + 15) / 16 * 16;
+    // Weights of half a leaf; of each warp largest scores and sums.
+    const int32_t exchange = tile / 2 * rows * 2 + warps * 2 * (32 + 16) * 4;
+    return (common + infos + rows * head_dim * 2 + exchange + 15) / 16 * 16;
 }
 
 #undef ATTN_DECODE_SIZE

@@ -2,20 +2,26 @@
 // Paged decode of many query rows a KV head, trees and chunks of a prompt, by the matrix
 // instructions of warpgroups: what decode.cu computes, to the bit.
 //
-// Who gets what: as in decode.cu, but a lane has up to 64 query rows, which a warpgroup shares by
-// rows: scores, weights and sums of a row stay in one warp.
+// Who gets what: as in decode.cu, but a lane has up to 64 query rows. Two warpgroups share a leaf:
+// each has half of its keys for the scores, half of the columns for the sums. A pair of warps, one
+// of each, has the same 16 rows, and only these two meet.
 //
-// Bound by memory: 128 keys of a head, HEAD_DIM 128, take 3,800 clocks to come to an SM, and 1,024
-// of its tensor cores.
+// Bound by memory: 128 keys of a head, HEAD_DIM 128, take 3,800 clocks to come to an SM, 1,024 of
+// its tensor cores, and 512 of what takes exponentials. One warpgroup alone, a warp for each of an
+// SM's schedulers, needs 4,440 clocks, most of which it waits for what it has just asked for; of
+// two each has half as much to do, and work while the other waits.
 
 #include "common/ptx_team.cuh"
 #include "decode/leaf_wgmma.cuh"
 #include "decode/team.cuh"
 
 struct team : team_base<team> {
+    group_smem &s;
+    const seat own;
+
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
-        : team_base(the_args, the_smem, g_stack)
+        : team_base(the_args, the_smem, g_stack), s(static_cast<group_smem &>(the_smem))
     {
     }
 
@@ -65,22 +71,26 @@ struct team : team_base<team> {
         const visible_keys &keys = s.visible[info.slot];
         row_scores r_s;
         row_weights r_p;
+        row_sums sums;
+        const uint64_t q = wgmma_matrix(uniform_address(s.q_bytes), 0, ATOM_BYTES);
+        const uint64_t k = own_keys(own, s.ring[at.slot]);
         wait_for_operand();
         const bool are_whole = keys.are_whole, are_mixed = keys.are_mixed;
-        multiply_k(s.q_bytes, s.ring[at.slot], r_s);
+        multiply_k(q, k, r_s);
         free_tile();
         scale_scores(args, by, r_s);
         if (!are_whole || are_mixed) mask_scores(args, unit, keys, r_s);
-        find_max(r_s, b);
+        find_max(s, own, r_s, b);
         weigh(r_s, r_p, b);
-        sum_weights(r_s, b);
+        begin_sums(r_s, sums);
+        if (own.warpgroup() == 0) tell_weights(s, own, r_p, pair_barrier(own));
+        const uint64_t v = own_columns(own, s.ring[at.slot]);
         wait_for_operand();
         if (!are_whole && args.has_boxes) {
             clear_rows<WARPS>(s.ring[at.slot], s.visible[info.slot], warp_id());
             sync_team();
         }
-#pragma unroll
-        for (int line = 0; line < LINES; line++) multiply_v(r_p, s.ring[at.slot], line, b);
+        multiply_v(s, own, r_p, sums, v, b);
         free_tile();
         info.next();
     }

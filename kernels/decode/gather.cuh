@@ -13,7 +13,7 @@
 constexpr int QUERY_REGISTERS = Q_IN_REGISTERS ? ROW_BLOCKS * DIM_STEPS * 2 : 0;
 constexpr int FREE_REGISTERS = MOST_REGISTERS - QUERY_REGISTERS - (ROW_BLOCKS - 1) * 40 -
                                (KV_IS_E4M3 ? 16 : 0) - (SKIPS ? 16 : 0);
-constexpr int AT_ONCE_LOG = OWNS_ROWS ? 2 : FREE_REGISTERS < 140 ? 3 : 4;
+constexpr int AT_ONCE_LOG = OWNS_ROWS ? 3 : FREE_REGISTERS < 140 ? 3 : 4;
 constexpr int AT_ONCE = 1 << AT_ONCE_LOG;
 
 struct roots {

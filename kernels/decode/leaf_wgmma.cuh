@@ -1,40 +1,107 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// A leaf of the tree by a warpgroup, for 64 query rows: S = Q K^T, and O = P V with the weights in
-// registers. Of both sums, of the sums of weights and of whatever is rounded the order is that of
-// leaf.cuh, so that a row has the same bits in either.
+// A leaf of the tree by two warpgroups, for 64 query rows: S = Q K^T, each warpgroup half of the
+// keys, and O = P V with the weights in registers, each half of the columns. Of both sums, of the
+// sums of weights and of whatever is rounded the order is that of leaf.cuh, so that a row has the
+// same bits in either.
 //
-// A lane has rows g and g + 8 of its warp's 16: of scores columns 8i + 2t and the next one.
+// A lane has rows g and g + 8 of its warp's 16: of scores columns 8i + 2t and the next one. Warps
+// with equal number in the two warpgroups have the same rows, and meet in pairs for what they tell
+// each other.
 #pragma once
 
 #include "common/wgmma.cuh"
+#include "decode/output.cuh"
 #include "decode/scores.cuh"
-#include "decode/tree.cuh"
 
-// 8 rows of a line, which the swizzle is over; bytes of a line of the queries; columns of a line.
+// 8 rows of a line, which the swizzle is over; bytes of a line of the queries.
 constexpr int ATOM_BYTES = 8 * LINE_BYTES;
 constexpr int Q_LINE_BYTES = ROWS * LINE_BYTES;
-constexpr int LINE_COLUMNS = LINE_BYTES / 2;
+// Of a warpgroup: keys and groups of them for scores, columns of sums.
+constexpr int HALF_KEYS = TILE / 2;
+constexpr int HALF_GROUPS = GROUPS / 2;
+constexpr int HALF_COLUMNS = HEAD_DIM / 2;
 // Chains of products, as in leaf.cuh.
 constexpr int DIM_CHAINS = 2;
 constexpr int KEY_CHAINS = GROUPS < 8 ? 1 : 2;
 
 static_assert(!KV_IS_E4M3 && !SKIPS, "16-bit types, all keys");
-static_assert(ROWS == 64 && WARPS == 4, "a warpgroup");
+static_assert(ROWS == 64 && WARPS == 8 && ROW_WARPGROUPS == 2, "two warpgroups");
 static_assert(LINE_BYTES == 128, "a line is as wide as the swizzle");
 static_assert(DIM_STEPS <= 16, "as in leaf.cuh: two chains of scores");
+static_assert(HALF_GROUPS == 2 || HALF_GROUPS == 4, "a lane of four has a group");
 static_assert(GROUPS * LINES <= 32, "a lane asks for a box");
 
-// Of a lane: scores, then weights.
-using row_scores = float[TILE / 2];
-// Weights rounded, as the A of P V: of each group of keys.
-using row_weights = uint32_t[GROUPS][4];
-// Scores, not scaled yet.
-static __device__ __forceinline__ void multiply_k(const unsigned char *s_q,
-                                                  const unsigned char *s_tile, row_scores &r_s)
+// Of a lane: scores, then weights, of its warpgroup's keys.
+using row_scores = float[HALF_KEYS / 2];
+// Weights rounded, as the A of P V, of each group of half of the keys.
+using row_weights = uint32_t[HALF_GROUPS][4];
+// Of each of these groups and both rows, a part of the sum of weights.
+using row_sums = float[HALF_GROUPS * 2];
+
+// Who a thread is: kept, since to read it anew takes longer than what a leaf does with it.
+struct seat {
+    uint32_t warp, lane;
+
+    __device__ __forceinline__ seat()
+        : warp(uniform_value(threadIdx.x / 32)), lane(threadIdx.x % 32)
+    {
+    }
+
+    __device__ __forceinline__ uint32_t warpgroup() const
+    {
+        return warp / 4;
+    }
+
+    // Of its warpgroup.
+    __device__ __forceinline__ uint32_t pair() const
+    {
+        return warp % 4;
+    }
+
+    // Of a warp's values, one a lane: of the four lanes of this lane's rows the first.
+    __device__ __forceinline__ uint32_t first_lane() const
+    {
+        return lane / 4 * 4;
+    }
+};
+
+// Barriers of a pair, beside that of sync_team: of a leaf first for the largest scores, then for
+// the first warpgroup's weights, last for the sums; and one for the second warpgroup's weights. For
+// weights the warp that tells them only arrives: it comes to no barrier of that number again before
+// the other has come, since between two turns of either number both wait for the other one. Nothing
+// is told in a place before the other warp has read what was there: it has come to a later barrier.
+static __device__ __forceinline__ int pair_barrier(const seat &own)
 {
-    const uint64_t q = wgmma_matrix(uniform_address(s_q), 0, ATOM_BYTES);
-    const uint64_t k = wgmma_matrix(uniform_address(s_tile), 0, ATOM_BYTES);
-    float chains[DIM_CHAINS][TILE / 2];
+    return 2 + own.pair();
+}
+
+static __device__ __forceinline__ int answer_barrier(const seat &own)
+{
+    return 6 + own.pair();
+}
+
+constexpr int PAIR_THREADS = 64;
+
+// The descriptor of this warpgroup's keys, as the B of S, in a tile.
+static __device__ __forceinline__ uint64_t own_keys(const seat &own, const unsigned char *s_tile)
+{
+    return wgmma_matrix(uniform_address(s_tile + own.warpgroup() * HALF_KEYS * LINE_BYTES), 0,
+                        ATOM_BYTES);
+}
+
+// Of its columns, as the B of O. At HEAD_DIM 64 they may begin in the middle of a line: addresses
+// are swizzled, not places in the matrix, as with the steps of K.
+static __device__ __forceinline__ uint64_t own_columns(const seat &own, const unsigned char *s_tile)
+{
+    constexpr int HALF_BYTES = HALF_COLUMNS * 2;
+    constexpr int HALF = HALF_BYTES / LINE_BYTES * LINE_STEP + HALF_BYTES % LINE_BYTES;
+    return wgmma_matrix(uniform_address(s_tile + own.warpgroup() * HALF), LINE_STEP, ATOM_BYTES);
+}
+
+// Scores, not scaled yet.
+static __device__ __forceinline__ void multiply_k(uint64_t q, uint64_t k, row_scores &r_s)
+{
+    float chains[DIM_CHAINS][HALF_KEYS / 2];
 #pragma unroll
     for (int i = 0; i < DIM_CHAINS; i++) take_registers(chains[i]);
     wgmma_fence();
@@ -49,17 +116,17 @@ static __device__ __forceinline__ void multiply_k(const unsigned char *s_q,
 #pragma unroll
     for (int i = 0; i < DIM_CHAINS; i++) hold_registers(chains[i]);
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++) r_s[i] = chains[0][i] + chains[1][i];
+    for (int i = 0; i < HALF_KEYS / 2; i++) r_s[i] = chains[0][i] + chains[1][i];
 }
 
 static __device__ __forceinline__ void scale_scores(const attn_decode_args &args, const scaling &by,
                                                     row_scores &r_s)
 {
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++) r_s[i] *= by.scale;
+    for (int i = 0; i < HALF_KEYS / 2; i++) r_s[i] *= by.scale;
     if (!(args.softcap > 0)) return;
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++)
+    for (int i = 0; i < HALF_KEYS / 2; i++)
         r_s[i] = cap_score(r_s[i], args.softcap, by.inverse_cap) * LOG2_E;
 }
 
@@ -69,15 +136,16 @@ static __device__ __forceinline__ void mask_scores(const attn_decode_args &args,
                                                    row_scores &r_s)
 {
     const rows r = rows_of(args, unit);
-    const int lane = rare_lane_id();
+    const int lane = rare_lane_id(), first_word = warp_id() / 4 * (WORDS / 2);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         const int32_t token = locate(args, r, own_row(lane, 0, c)).token;
 #pragma unroll
-        for (int j = 0; j < WORDS; j++) {
-            uint32_t bits = keys.bits[j];
+        for (int j = 0; j < WORDS / 2; j++) {
+            uint32_t bits = keys.bits[first_word + j];
             if (keys.are_mixed)
-                bits &= attended_keys(args, unit.sequence, token, keys.draft + j * 32);
+                bits &=
+                    attended_keys(args, unit.sequence, token, keys.draft + (first_word + j) * 32);
             bits >>= lane % 4 * 2;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -88,8 +156,22 @@ static __device__ __forceinline__ void mask_scores(const attn_decode_args &args,
     }
 }
 
-// m of the leaf, of both rows.
-static __device__ __forceinline__ void find_max(const row_scores &r_s, block<STEPS> &b)
+static __device__ __forceinline__ float max_of(float4 x)
+{
+    return max_nan(max_nan(x.x, x.y), max_nan(x.z, x.w));
+}
+
+// The largest score of row c that the four lanes of a warp have told.
+static __device__ __forceinline__ float max_told(const group_smem &s, const seat &own,
+                                                 uint32_t warp, int c)
+{
+    return max_of(*reinterpret_cast<const float4 *>(&s.max[warp][c][own.first_lane()]));
+}
+
+// m of the leaf, of both rows: what each lane has found passes through shared memory, as it has to
+// for the other warp.
+static __device__ __forceinline__ void find_max(group_smem &s, const seat &own,
+                                                const row_scores &r_s, block<STEPS> &b)
 {
 #pragma unroll
     for (int c = 0; c < 2; c++) {
@@ -97,12 +179,14 @@ static __device__ __forceinline__ void find_max(const row_scores &r_s, block<STE
 #pragma unroll
         for (int i = 0; i < 4; i++) m[i] = max_nan(r_s[i * 4 + c * 2], r_s[i * 4 + c * 2 + 1]);
 #pragma unroll
-        for (int i = 4; i < TILE / 8; i++)
+        for (int i = 4; i < HALF_KEYS / 8; i++)
             m[i % 4] = max_nan(m[i % 4], max_nan(r_s[i * 4 + c * 2], r_s[i * 4 + c * 2 + 1]));
-        const float all = max_nan(max_nan(m[0], m[1]), max_nan(m[2], m[3]));
-        const float pair = max_nan(all, __shfl_xor_sync(~0u, all, 1));
-        b.m[0][c] = max_nan(pair, __shfl_xor_sync(~0u, pair, 2));
+        s.max[own.warp][c][own.lane] = max_of(make_float4(m[0], m[1], m[2], m[3]));
     }
+    named_sync(pair_barrier(own), PAIR_THREADS);
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+        b.m[0][c] = max_nan(max_told(s, own, own.warp, c), max_told(s, own, own.warp ^ 4, c));
 }
 
 // Weights, and what they are rounded to.
@@ -111,52 +195,124 @@ static __device__ __forceinline__ void weigh(row_scores &r_s, row_weights &r_p,
 {
     const float base[2] = { finite_or_zero(b.m[0][0]) + SHIFT, finite_or_zero(b.m[0][1]) + SHIFT };
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++) r_s[i] = ex2(r_s[i] - base[i / 2 % 2]);
+    for (int i = 0; i < HALF_KEYS / 2; i++) r_s[i] = ex2(r_s[i] - base[i / 2 % 2]);
 #pragma unroll
-    for (int i = 0; i < TILE / 4; i++)
+    for (int i = 0; i < HALF_KEYS / 4; i++)
         r_p[i / 4][i % 4] = pack<MMA_IS_BF16>(r_s[i * 2], r_s[i * 2 + 1]);
 }
 
-// l of the leaf.
-static __device__ __forceinline__ void sum_weights(const row_scores &r_s, block<STEPS> &b)
+// What a lane has of the sums of its warp's groups: keys k and k + 8, then what differs in bit 0 of
+// k. Before anything else, so that the weights need not be kept.
+static __device__ __forceinline__ void begin_sums(const row_scores &r_s, row_sums &sums)
 {
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        float sum[GROUPS];
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            // Keys k and k + 8, then what differs in bit 0 of k, in bit 1, in bit 2.
-            const float *const w = &r_s[g * 8 + c * 2];
-            sum[g] = (w[0] + w[4]) + (w[1] + w[5]);
-            sum[g] += __shfl_xor_sync(~0u, sum[g], 1);
-            sum[g] += __shfl_xor_sync(~0u, sum[g], 2);
-        }
-        b.l[0][c] = 0.0f;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g += 2) b.l[0][c] += sum[g] + sum[g + 1];
+    for (int i = 0; i < HALF_GROUPS * 2; i++) {
+        const float *const w = &r_s[i / 2 * 8 + i % 2 * 2];
+        sums[i] = (w[0] + w[4]) + (w[1] + w[5]);
     }
 }
 
-// o of the columns in line `line` of V.
-static __device__ __forceinline__ void multiply_v(const row_weights &r_p,
-                                                  const unsigned char *s_tile, int line,
-                                                  block<STEPS> &b)
+// l of the leaf. Of four lanes each comes to have another group: what differs in bit 1 of k, in bit
+// 2. Then groups in pairs.
+static __device__ __forceinline__ void combine_sums(group_smem &s, const seat &own,
+                                                    const row_sums &sums, block<STEPS> &b)
 {
-    const uint64_t v =
-        wgmma_matrix(uniform_address(s_tile + line * LINE_STEP), LINE_STEP, ATOM_BYTES);
-    float chains[KEY_CHAINS][LINE_COLUMNS / 2] = {};
+    const bool is_odd = own.lane & 1, is_high = own.lane & 2;
 #pragma unroll
-    for (int i = 0; i < KEY_CHAINS; i++) hold_registers(chains[i]);
+    for (int c = 0; c < 2; c++) {
+        float part[HALF_GROUPS / 2];
+#pragma unroll
+        for (int i = 0; i < HALF_GROUPS / 2; i++) {
+            const float even = sums[i * 4 + c], odd = sums[i * 4 + 2 + c];
+            part[i] = (is_odd ? odd : even) + __shfl_xor_sync(~0u, is_odd ? even : odd, 1);
+        }
+        const float low = part[0], high = part[HALF_GROUPS / 2 - 1];
+        const float sum = (is_high ? high : low) + __shfl_xor_sync(~0u, is_high ? low : high, 2);
+        const float pair = sum + __shfl_xor_sync(~0u, sum, 1);
+        if (!is_odd) s.sum[own.warp][c][own.lane / 2] = pair;
+    }
+    named_sync(pair_barrier(own), PAIR_THREADS);
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        b.l[0][c] = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float2 sum = *reinterpret_cast<const float2 *>(
+                &s.sum[own.pair() + half * 4][c][own.first_lane() / 2]);
+            b.l[0][c] += sum.x;
+            if (HALF_GROUPS == 4) b.l[0][c] += sum.y;
+        }
+    }
+}
+
+static __device__ __forceinline__ void tell_weights(group_smem &s, const seat &own,
+                                                    const row_weights &r_p, int barrier)
+{
+#pragma unroll
+    for (int g = 0; g < HALF_GROUPS; g++)
+        s.p[own.pair()][g][own.lane] = make_uint4(r_p[g][0], r_p[g][1], r_p[g][2], r_p[g][3]);
+    named_arrive(barrier, PAIR_THREADS);
+}
+
+static __device__ __forceinline__ void take_weights(const group_smem &s, const seat &own,
+                                                    row_weights &r_p, int barrier)
+{
+    named_sync(barrier, PAIR_THREADS);
+#pragma unroll
+    for (int g = 0; g < HALF_GROUPS; g++) {
+        const uint4 p = s.p[own.pair()][g][own.lane];
+        r_p[g][0] = p.x, r_p[g][1] = p.y, r_p[g][2] = p.z, r_p[g][3] = p.w;
+    }
+}
+
+// Sums of products, before they are added up.
+using key_chains = float[KEY_CHAINS][HALF_COLUMNS / 2];
+
+// Those of the groups of half `HALF` of the keys.
+template <int HALF>
+static __device__ __forceinline__ void multiply_half(const row_weights &r_p, uint64_t v,
+                                                     key_chains &chains)
+{
     wgmma_fence();
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-        wgmma<MMA_IS_BF16>(chains[g % KEY_CHAINS], r_p[g], wgmma_further(v, g * 2 * ATOM_BYTES));
+    for (int i = 0; i < HALF_GROUPS; i++) {
+        const int g = HALF * HALF_GROUPS + i;
+        wgmma<MMA_IS_BF16>(chains[g % KEY_CHAINS], r_p[i], wgmma_further(v, g * 2 * ATOM_BYTES),
+                           g >= KEY_CHAINS);
+    }
     wgmma_commit();
-    wgmma_wait<0>();
+}
+
+// o of this warpgroup's columns, and meanwhile l. Products of the first half of the keys come
+// first: the first warpgroup has their weights, and asks for them before it waits for the others.
+static __device__ __forceinline__ void multiply_v(group_smem &s, const seat &own,
+                                                  const row_weights &r_p, const row_sums &sums,
+                                                  uint64_t v, block<STEPS> &b)
+{
+    key_chains chains;
+    row_weights r_other;
 #pragma unroll
-    for (int i = 0; i < KEY_CHAINS; i++) hold_registers(chains[i]);
+    for (int i = 0; i < KEY_CHAINS; i++) take_registers(chains[i]);
+    if (own.warpgroup() == 0) {
+        multiply_half<0>(r_p, v, chains);
+        take_weights(s, own, r_other, answer_barrier(own));
+        multiply_half<1>(r_other, v, chains);
+        combine_sums(s, own, sums, b);
+        wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < LINE_COLUMNS / 2; i++)
-        b.o[line * 8 + i / 4][0][i % 4] =
+        for (int i = 0; i < KEY_CHAINS; i++) hold_registers(chains[i]);
+    } else {
+        take_weights(s, own, r_other, pair_barrier(own));
+        tell_weights(s, own, r_p, answer_barrier(own));
+        multiply_half<0>(r_other, v, chains);
+        multiply_half<1>(r_p, v, chains);
+        combine_sums(s, own, sums, b);
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < KEY_CHAINS; i++) hold_registers(chains[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < HALF_COLUMNS / 2; i++)
+        b.o[i / 4][0][i % 4] =
             KEY_CHAINS == 1 ? chains[0][i] : chains[0][i] + chains[KEY_CHAINS - 1][i];
 }

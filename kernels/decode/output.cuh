@@ -82,7 +82,7 @@ static __device__ __forceinline__ uint32_t pack_output(float low, float high)
 // The first step of a block that a warp has.
 static __device__ __forceinline__ int own_step()
 {
-    return OWNS_ROWS ? 0 : warp_id() * STEPS;
+    return (OWNS_ROWS ? warp_id() / 4 : warp_id()) * STEPS;
 }
 
 // Steps `first_step` .. of the output: brings in the sink, divides, rounds. Whole warps.

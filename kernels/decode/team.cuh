@@ -124,6 +124,16 @@ template <class TEAM> struct team_base {
     }
 };
 
+// What a warp that multiplies does.
+template <class TEAM>
+static __device__ __forceinline__ void run_team(const attn_decode_args &args, smem &s)
+{
+    float *const g_stack =
+        args.slots +
+        ((int64_t) args.num_roots + (int64_t) blockIdx.x * args.stack_slots) * SLOT_FLOATS;
+    TEAM(args, s, g_stack).run();
+}
+
 // The kernel, on a block's shared memory.
 template <class TEAM>
 static __device__ __forceinline__ void run_block(const attn_decode_args &args, smem &s)
@@ -157,11 +167,20 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
         __syncthreads();
     else
         count_all(args, s);
+    if constexpr (OWNS_ROWS) {
+        if (warp_id() < WARPS) {
+            raise_registers<MULTIPLY_REGISTERS>();
+            run_team<TEAM>(args, s);
+            return;
+        }
+        lower_registers<COPY_REGISTERS>();
+        if (warp_id() > WARPS + 1) return;
+    }
     if (copies) {
         feed(args, s).run();
         return;
     }
-    if (warp_id() > WARPS) {
+    if (OWNS_ROWS || warp_id() > WARPS) {
         if (!SKIPS && !args.has_boxes) {
             v_feed(args, s).run();
             return;
@@ -170,8 +189,5 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
         while (arrivals.count()) continue;
         return;
     }
-    float *const g_stack =
-        args.slots +
-        ((int64_t) args.num_roots + (int64_t) blockIdx.x * args.stack_slots) * SLOT_FLOATS;
-    TEAM(args, s, g_stack).run();
+    run_team<TEAM>(args, s);
 }

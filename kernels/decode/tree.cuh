@@ -24,7 +24,7 @@ static __device__ __forceinline__ constexpr int row_of(int i)
 // Query row c of a lane's two, of row block n.
 static __device__ __forceinline__ int own_row(int lane, int n, int c)
 {
-    return OWNS_ROWS ? warp_id() * 16 + lane / 4 + c * 8 : n * 8 + lane % 4 * 2 + c;
+    return OWNS_ROWS ? warp_id() % 4 * 16 + lane / 4 + c * 8 : n * 8 + lane % 4 * 2 + c;
 }
 
 // Lanes with the same number have the same two rows; of these lanes, one.
@@ -101,7 +101,7 @@ static __device__ __forceinline__ float4 *slot_ml(float *slot, int n, int pair)
            (warp_id() * ROW_BLOCKS + n) * ROW_PAIRS + pair;
 }
 
-// m of a row, of any warp's if warps have rows; l is two floats further.
+// m of a row, if warps have rows that of a warp of the first warpgroup; l is two floats further.
 static __device__ __forceinline__ const float *slot_row(float *slot, int row)
 {
     if constexpr (OWNS_ROWS)

@@ -507,7 +507,7 @@ struct team {
         const uint64_t v = wgmma_matrix(uniform_address(s.ring[slot]), TILE_LINE_BYTES, ATOM_BYTES);
 #pragma unroll
         for (int step = 0; step < TILE / 16; step++)
-            wgmma<IS_BF16>(r_o, r_p[step], wgmma_further(v, step * 2 * ATOM_BYTES));
+            wgmma<IS_BF16>(r_o, r_p[step], wgmma_further(v, step * 2 * ATOM_BYTES), 1);
         wgmma_commit();
     }
 

@@ -68,73 +68,32 @@ static const struct {
 static const struct attn_pack_row rows[] = {
 #ifdef FAKE_EMULATED
 #define ROW(id, type, dim, keys, depth, near, least) \
-    { .name = #id, \
-      .op = ATTN_ROW_DECODE, \
-      .q = type, \
-      .kv = type, \
-      .head_dim = dim, \
-      .rows = 64, \
-      .tile = keys, \
-      .warps = 4, \
-      .stages = depth, \
-      .per_sm = 1, \
-      .levels = near, \
-      .math = 1, \
-      .warpgroups = 1, \
-      .min_rows = least },
+    { .name = #id, .op = ATTN_ROW_DECODE, .q = type, .kv = type, .head_dim = dim, .rows = 64, \
+      .tile = keys, .warps = 8, .stages = depth, .per_sm = 1, .levels = near, .math = 1, \
+      .warpgroups = 2, .min_rows = least },
 #include "emulated_groups.inc"
 #undef ROW
 #define ROW(name, q, kv, head_dim, rows, max_ratio, tile, warps, stages, per_sm, levels, ahead) \
-    { #name,  ATTN_ROW_DECODE, q,      kv, head_dim, rows, max_ratio, tile, warps, \
-      stages, per_sm,          levels, 1,  0,        0,    ahead,     0,    0 },
+    { #name, ATTN_ROW_DECODE, q,      kv,     head_dim, rows, max_ratio, tile, \
+      warps, stages,          per_sm, levels, 1,        0,    0,   ahead,     0, 0 },
 #include "emulated_rows.inc"
 #undef ROW
 #define ROW(id, type, dim, tokens, keys, team, copying, depth, sm, lines, bits) \
-    { .name = #id, \
-      .op = ATTN_ROW_PREFILL, \
-      .q = type, \
-      .kv = type, \
-      .head_dim = dim, \
-      .rows = tokens, \
-      .tile = keys, \
-      .warps = team, \
-      .copiers = copying, \
-      .stages = depth, \
-      .per_sm = sm, \
-      .box_lines = lines, \
-      .math = bits, \
-      .warpgroups = (lines) > 0 ? (team) / 4 : 0 },
+    { .name = #id, .op = ATTN_ROW_PREFILL, .q = type, .kv = type, .head_dim = dim, .rows = tokens, \
+      .tile = keys, .warps = team, .copiers = copying, .stages = depth, .per_sm = sm, \
+      .box_lines = lines, .math = bits, .warpgroups = (lines) > 0 ? (team) / 4 : 0 },
 #include FAKE_PREFILL
 #undef ROW
 #define ROW(id, type, dim, team, depth, sm) \
-    { .name = #id, \
-      .op = ATTN_ROW_TILED, \
-      .q = type, \
-      .kv = type, \
-      .head_dim = dim, \
-      .tile = 16, \
-      .warps = team, \
-      .stages = depth, \
-      .per_sm = sm, \
-      .math = 1 },
+    { .name = #id, .op = ATTN_ROW_TILED, .q = type, .kv = type, .head_dim = dim, .tile = 16, \
+      .warps = team, .stages = depth, .per_sm = sm, .math = 1 },
 #include "emulated_tiled.inc"
 #else
     { "decode_bf16_bf16_d64", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 64, 16, 0, FAKE_TILE,
       FAKE_WARPS, 3, FAKE_PER_SM, FAKE_LEVELS, 1, 0, 0, 0, 0, 0 },
-    { .name = "decode_bf16_bf16_d128_r64",
-      .op = ATTN_ROW_DECODE,
-      .q = ATTN_ROW_BF16,
-      .kv = ATTN_ROW_BF16,
-      .head_dim = 128,
-      .rows = 64,
-      .tile = FAKE_TILE,
-      .warps = 4,
-      .stages = 2,
-      .per_sm = 1,
-      .levels = 1,
-      .math = 2,
-      .warpgroups = 1,
-      .min_rows = 129 },
+    { .name = "decode_bf16_bf16_d128_r64", .op = ATTN_ROW_DECODE, .q = ATTN_ROW_BF16,
+      .kv = ATTN_ROW_BF16, .head_dim = 128, .rows = 64, .tile = FAKE_TILE, .warps = 8, .stages = 2,
+      .per_sm = 1, .levels = 1, .math = 2, .warpgroups = 2, .min_rows = 129 },
     { "decode_bf16_bf16_d128", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 8, 8, FAKE_TILE,
       4, 2, 1, 1, 2, 0, 0, 0, 0, 0 },
     { "decode_bf16_bf16_d128_wide", ATTN_ROW_DECODE, ATTN_ROW_BF16, ATTN_ROW_BF16, 128, 16, 0,
@@ -165,26 +124,10 @@ static const struct attn_pack_row rows[] = {
       0, 1, 1, 0, 0, 0, 0 },
     { "prefill_fp16_d256", ATTN_ROW_PREFILL, ATTN_ROW_FP16, ATTN_ROW_FP16, 256, 64, 0, 16, 4, 2, 0,
       0, 1, 1, 0, 0, 0, 0 },
-    { .name = "tiled_bf16_d128",
-      .op = ATTN_ROW_TILED,
-      .q = ATTN_ROW_BF16,
-      .kv = ATTN_ROW_BF16,
-      .head_dim = 128,
-      .tile = 16,
-      .warps = 4,
-      .stages = FAKE_STAGES,
-      .per_sm = 1,
-      .math = 1 },
-    { .name = "tiled_fp16_d64",
-      .op = ATTN_ROW_TILED,
-      .q = ATTN_ROW_FP16,
-      .kv = ATTN_ROW_FP16,
-      .head_dim = 64,
-      .tile = 16,
-      .warps = 8,
-      .stages = 2,
-      .per_sm = 1,
-      .math = 1 },
+    { .name = "tiled_bf16_d128", .op = ATTN_ROW_TILED, .q = ATTN_ROW_BF16, .kv = ATTN_ROW_BF16,
+      .head_dim = 128, .tile = 16, .warps = 4, .stages = FAKE_STAGES, .per_sm = 1, .math = 1 },
+    { .name = "tiled_fp16_d64", .op = ATTN_ROW_TILED, .q = ATTN_ROW_FP16, .kv = ATTN_ROW_FP16,
+      .head_dim = 64, .tile = 16, .warps = 8, .stages = 2, .per_sm = 1, .math = 1 },
 #endif
     { .name = "read", .op = ATTN_ROW_READ, .warps = 8, .stages = 4 },
 };

@@ -117,14 +117,16 @@ template <int N> static inline void wgmma_f16(float (&c)[N], uint64_t a, uint64_
     wgmma<uint64_t, half_value>(c, a, b, true, keep, f16_value, take_shared<half_value>);
 }
 
-template <int N> static inline void wgmma_bf16(float (&c)[N], const uint32_t (&a)[4], uint64_t b)
+template <int N>
+static inline void wgmma_bf16(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int keep)
 {
     const four mine = { { a[0], a[1], a[2], a[3] } };
-    wgmma<four, half_value>(c, mine, b, false, true, bf16_value, take_registers<half_value>);
+    wgmma<four, half_value>(c, mine, b, false, keep, bf16_value, take_registers<half_value>);
 }
 
-template <int N> static inline void wgmma_f16(float (&c)[N], const uint32_t (&a)[4], uint64_t b)
+template <int N>
+static inline void wgmma_f16(float (&c)[N], const uint32_t (&a)[4], uint64_t b, int keep)
 {
     const four mine = { { a[0], a[1], a[2], a[3] } };
-    wgmma<four, half_value>(c, mine, b, false, true, f16_value, take_registers<half_value>);
+    wgmma<four, half_value>(c, mine, b, false, keep, f16_value, take_registers<half_value>);
 }
