@@ -438,13 +438,14 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     static const struct attn_decode_chunks none;
     const struct attn_decode_chunks *const own = chunks ? chunks : &none;
     const int32_t ratio = params->num_q_heads / params->num_kv_heads;
-    uint32_t page_magic, splits_magic, ratio_magic, groups_magic, lanes_magic;
-    int32_t page_shift, splits_shift, ratio_shift, groups_shift, lanes_shift;
+    uint32_t page_magic, splits_magic, ratio_magic, groups_magic, lanes_magic, grid_magic;
+    int32_t page_shift, splits_shift, ratio_shift, groups_shift, lanes_shift, grid_shift;
     attn_magic(ratio, &ratio_magic, &ratio_shift);
     attn_magic(params->page_size, &page_magic, &page_shift);
     attn_magic(launch->splits, &splits_magic, &splits_shift);
     attn_magic(launch->row_groups, &groups_magic, &groups_shift);
     attn_magic(launch->lanes, &lanes_magic, &lanes_shift);
+    attn_magic(launch->grid, &grid_magic, &grid_shift);
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -497,6 +498,8 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .lanes = launch->lanes,
         .lanes_magic = lanes_magic,
         .lanes_shift = lanes_shift,
+        .grid_magic = grid_magic,
+        .grid_shift = grid_shift,
         .num_roots = launch->num_roots,
         .root_levels = launch->root_levels,
         .stack_slots = launch->stack_slots,

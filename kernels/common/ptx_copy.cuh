@@ -182,6 +182,20 @@ static __device__ __forceinline__ int32_t add_in_order(int32_t *g_target, int32_
     return before;
 }
 
+// atom.relaxed.gpu.inc: if `is_one`, adds 1 to what is below 2^31 - 1, and gives what was there.
+// Additions of several lanes the assembler makes into one, and they wait for its result where they
+// meet; not so these, and nothing waits before the result is read. PTX ISA, "atom".
+static __device__ __forceinline__ void count_up_if(bool is_one, int32_t *g_target, int32_t &before)
+{
+    asm volatile("{\n"
+                 ".reg .pred one;\n"
+                 "setp.ne.u32 one, %2, 0;\n"
+                 "@one atom.relaxed.gpu.global.inc.u32 %0, [%1], 0x7fffffff;\n"
+                 "}"
+                 : "+r"(before)
+                 : "l"(g_target), "r"(static_cast<uint32_t>(is_one)));
+}
+
 // griddepcontrol.launch_dependents, griddepcontrol.wait: a grid launched behind this one may come
 // onto the chip from now on; waits until the grids before this one are done and what they have
 // written is there to be read. PTX ISA, "griddepcontrol".

@@ -70,6 +70,9 @@ struct attn_decode_args {
     int32_t lanes;
     uint32_t lanes_magic;
     int32_t lanes_shift;
+    // For division by the number of blocks.
+    uint32_t grid_magic;
+    int32_t grid_shift;
     int32_t num_roots, root_levels, stack_slots;
     // Leaves are counted in units of 2^min_shift: the largest count stays below 2^30.
     int32_t min_shift;
@@ -103,15 +106,16 @@ struct attn_decode_args {
 // Leaves are dealt in units of 2^shift. What that costs, in the time of a leaf: the units of the
 // block that has most, and what was measured to be lost with each of them, and at the end a part of
 // a unit, as not all blocks are done at the same time. More of it where pieces differ. `items`: of
-// (leaf, lane). Infinity: more units than allowed.
-ATTN_BOTH float attn_decode_unit_cost(uint64_t items, int32_t blocks, int32_t most_units,
-                                      int32_t are_even, int32_t shift)
+// (leaf, lane); magic and shift divide by the number of blocks. Infinity: more units than allowed.
+ATTN_BOTH float attn_decode_unit_cost(uint64_t items, uint32_t grid_magic, int32_t grid_shift,
+                                      int32_t most_units, int32_t are_even, int32_t shift)
 {
     const uint64_t units = items >> shift;
-    if (units > (uint32_t) most_units) return INFINITY;
-    const uint32_t most = units ? ((uint32_t) units - 1) / (uint32_t) blocks + 1 : 1;
+    const uint32_t last = units ? (uint32_t) units - 1 : 0;
+    const uint32_t most = attn_divide(last, grid_magic, grid_shift) + 1;
     const float leaves = (float) (1u << shift);
-    return (float) most * (leaves + 16.0f) + leaves * (are_even ? 0.25f : 2.0f);
+    const float cost = (float) most * (leaves + 16.0f) + leaves * (are_even ? 0.25f : 2.0f);
+    return units > (uint32_t) most_units ? INFINITY : cost;
 }
 
 // Whether pieces differ little: they have `leaves`, and the longest `longest`.
@@ -125,10 +129,12 @@ ATTN_BOTH int32_t attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_
 static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int32_t most_units,
                                              int32_t are_even)
 {
-    int32_t best = 31;
+    uint32_t grid_magic;
+    int32_t grid_shift, best = 31;
+    attn_magic(blocks, &grid_magic, &grid_shift);
     for (int32_t shift = 30; shift >= 0; shift--)
-        if (attn_decode_unit_cost(items, blocks, most_units, are_even, shift) <
-            attn_decode_unit_cost(items, blocks, most_units, are_even, best))
+        if (attn_decode_unit_cost(items, grid_magic, grid_shift, most_units, are_even, shift) <
+            attn_decode_unit_cost(items, grid_magic, grid_shift, most_units, are_even, best))
             best = shift;
     return best;
 }
@@ -189,13 +195,14 @@ ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int3
 }
 
 ATTN_DECODE_SIZE attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int32_t rows,
-                                        int32_t tile, int32_t warps, int32_t stages,
-                                        int32_t levels, int32_t ahead)
+                                        int32_t tile, int32_t warps, int32_t stages, int32_t levels,
+                                        int32_t ahead)
 {
     const int32_t groups = tile / ATTN_BOX_KEYS, scorers = groups < warps ? groups : warps;
-    const int32_t common = attn_decode_common_bytes(
-        tile * head_dim * kv_bytes, rows, ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps),
-        ATTN_DECODE_THREADS(warps), stages, levels, ahead);
+    const int32_t common =
+        attn_decode_common_bytes(tile * head_dim * kv_bytes, rows,
+                                 ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps),
+                                 ATTN_DECODE_THREADS(warps), stages, levels, ahead);
     const int32_t fragments =
         kv_bytes == 2 || ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
     const int32_t q = fragments + ATTN_DECODE_INFOS(stages) * rows * (head_dim * 2 + 16);
@@ -214,9 +221,10 @@ ATTN_DECODE_SIZE attn_decode_group_smem_bytes(int32_t head_dim, int32_t tile, in
                                               int32_t levels)
 {
     const int32_t rows = 64, warps = 8;
-    const int32_t common = attn_decode_common_bytes(
-        tile * head_dim * 2, rows, ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
-        ATTN_DECODE_GROUP_THREADS(warps), stages, levels, 0);
+    const int32_t common =
+        attn_decode_common_bytes(tile * head_dim * 2, rows,
+                                 ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
+                                 ATTN_DECODE_GROUP_THREADS(warps), stages, levels, 0);
     // One unit and one leaf more.
     const int32_t infos = 48 + 8 + 32 + 8;
     // Weights of half a leaf; of each warp largest scores and sums.

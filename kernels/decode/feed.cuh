@@ -14,19 +14,31 @@
 
 #include "decode/schedule.cuh"
 
+// The column of a key's page in the table.
+static __device__ __forceinline__ uint32_t column_of(const attn_decode_args &args, uint32_t key)
+{
+    return attn_divide(key, args.page_magic, args.page_shift);
+}
+
+// Groups of a leaf, a bit each.
+constexpr uint32_t ALL_GROUPS = (1u << GROUPS) - 1;
+
 // Leaves of a unit whose pages are looked up together.
 struct batch {
     unit_info unit;
+    // Kernels of skip-softmax, which have three batches and few registers, find this and `slot` as
+    // they need them.
+    int32_t kv_head;
     // Some row attends keys [start, stop) of the piece; of draft keys, from `past` on, those in
     // s_seen. The null pointer: all.
     int32_t origin, start, stop, past;
     const uint32_t *s_seen;
     // Leaves [leaf, end).
     uint32_t leaf, end;
-    // Table entries. Boxes: of the group that is lane_id() groups after the first. Else of this
-    // lane's keys of the leaf. Those of V are there only if V has a table of its own: a copy of K's
-    // would have to wait for them.
-    int32_t page[WORDS], v_entry[WORDS];
+    // Table entries. Boxes: of the group that is lane_id() groups after the first, and where in its
+    // page that begins. Else of this lane's keys of the leaf. Those of V are there only if V has a
+    // table of its own: a copy of K's would have to wait for them.
+    int32_t page[WORDS], v_entry[WORDS], slot;
     // Without boxes: those keys of the leaf that are attended.
     uint32_t wanted[WORDS];
 
@@ -54,16 +66,30 @@ struct batch {
         return s_seen ? within & seen_drafts((int32_t) key - past) : within;
     }
 
+    // Whether some key of a group is.
+    __device__ __forceinline__ bool is_attended(int32_t group) const
+    {
+        if (s_seen) return attended(group) & 0xFFFF;
+        return min(stop - group, GROUP) > max(start - group, 0);
+    }
+
+    // Whether all keys of the leaf are.
+    __device__ __forceinline__ bool is_whole() const
+    {
+        const int32_t key = (int32_t) first_key();
+        return !s_seen && key >= start && key + TILE <= stop;
+    }
+
     // Entry j, of a key: of one that is not attended nothing is looked at.
-    __device__ __forceinline__ void look_up(const attn_decode_args &args, uint32_t key,
+    __device__ __forceinline__ void look_up(const attn_decode_args &args, uint32_t column,
                                             bool is_attended, int j)
     {
         page[j] = v_entry[j] = -1;
-        if (!is_attended) return;
-        const int64_t entry =
-            unit.sequence * args.table_stride + attn_divide(key, args.page_magic, args.page_shift);
-        page[j] = __ldg(args.block_table + entry);
-        if (args.v_table) v_entry[j] = __ldg(args.v_table + entry);
+        // Addresses first: what is left are loads, for which there is no branch.
+        const int64_t entry = unit.sequence * args.table_stride + column;
+        const int32_t *const g_page = args.block_table + entry, *const g_v = args.v_table + entry;
+        if (is_attended) page[j] = __ldg(g_page);
+        if (is_attended & (args.v_table != nullptr)) v_entry[j] = __ldg(g_v);
 #if ATTN_MUTATION == 25
         page[j] = min((int64_t) page[j], args.num_pages - 1);
 #endif
@@ -85,19 +111,22 @@ struct batch {
         end = min(first + (args.has_boxes ? 32 / GROUPS : 1), unit.end);
         if (args.has_boxes) {
             const uint32_t group = first_key() + lane_id() * GROUP;
+            const uint32_t column = column_of(args, group);
+            if (!SKIPS) slot = group - column * args.page_size;
             const bool is_leaf = leaf + lane_id() / GROUPS < end;
-            look_up(args, group, is_leaf && (attended(group) & 0xFFFF), 0);
+            look_up(args, column, is_leaf & is_attended(group), 0);
         } else {
-            const int32_t key = (int32_t) first_key();
-            const bool is_inside = !s_seen && key >= start && key + TILE <= stop;
+            const uint32_t key = first_key();
+            const bool are_all = is_whole();
 #pragma unroll
             for (int j = 0; j < WORDS; j++) wanted[j] = ~0u;
-            if (!is_inside)
+            if (!are_all)
 #pragma unroll
                 for (int j = 0; j < WORDS; j++) wanted[j] = attended(key + j * 32);
 #pragma unroll
             for (int j = 0; j < WORDS; j++)
-                look_up(args, key + j * 32 + lane_id(), wanted[j] >> lane_id() & 1, j);
+                look_up(args, column_of(args, key + j * 32 + lane_id()), wanted[j] >> lane_id() & 1,
+                        j);
         }
     }
 
@@ -131,13 +160,33 @@ struct batch {
         return first >= 32 ? 0 : first <= 0 ? bits : bits >> first << first;
     }
 
-    // Lane `lane` of those that a piece has, among those that a sequence with most rows has.
-    static __device__ __forceinline__ int32_t lane_of(const attn_decode_args &args, const piece &p,
-                                                      int32_t lane)
+    // Of a sequence that has as many query tokens as the others.
+    static __device__ __forceinline__ void name_tokens(const attn_decode_args &args,
+                                                       unit_info &unit)
     {
-        if (!has_chunks(args)) return lane;
-        const int32_t groups = max(p.row_groups, 1), kv_head = lane / groups;
-        return kv_head * args.row_groups + lane - kv_head * groups;
+        unit.q_len = args.q_len;
+        unit.first_token = (uint32_t) unit.sequence * args.q_len;
+        unit.lanes = args.lanes;
+    }
+
+    // Lane and unit of number `own` of those that a piece has: the lane among those that a sequence
+    // with most rows has, and among the piece's own.
+    __device__ __forceinline__ void find_lane(const attn_decode_args &args, const piece &p,
+                                              int32_t own, int32_t &number, int32_t &lane)
+    {
+        if (has_chunks(args)) {
+            // Entries that change under the kernel may leave the piece none.
+            const int32_t lanes = max(p.lanes, 1), groups = max(p.row_groups, 1);
+            number = own / lanes;
+            lane = own - number * lanes;
+            const int32_t kv_head = lane / groups;
+            unit.lane = kv_head * args.row_groups + lane - kv_head * groups;
+            unit.q_len = p.q_len, unit.first_token = p.first_token, unit.lanes = lanes;
+            return;
+        }
+        number = attn_divide(own, args.lanes_magic, args.lanes_shift);
+        unit.lane = lane = own - number * args.lanes;
+        if (TAKES_CHUNKS) name_tokens(args, unit);
     }
 
     // The first of item `item` of all (unit, lane).
@@ -147,33 +196,23 @@ struct batch {
         const int32_t shift = dealt_as.dealt.shift;
         const place found = dealt_as.find(args, s, item);
         const piece &p = found.p;
-        const uint32_t last = p.first + max(count_leaves(p), 1u);
-        // Entries that change under the kernel may leave the piece none.
-        const int32_t lanes = max(p.lanes, 1);
-        const int32_t own = item - found.before.units;
-        const int32_t number = lanes == args.lanes
-                                   ? attn_divide(own, args.lanes_magic, args.lanes_shift)
-                                   : own / lanes;
-        const int32_t lane = own - number * lanes;
+        const uint32_t last = max(p.end, p.first + 1);
         origin = p.origin, start = p.start, stop = p.stop, past = p.past;
-        unit.lane = lane_of(args, p, lane);
         unit.sequence = p.sequence;
-        if (TAKES_CHUNKS)
-            unit.q_len = p.q_len, unit.first_token = p.first_token, unit.lanes = lanes;
         unit.piece = found.index;
-        unit.first = p.first, unit.end = last;
-        unit.first_unit = unit.last_unit = unit.unit = 0;
+        int32_t number, lane;
+        find_lane(args, p, item - found.before.units, number, lane);
         unit.slot = found.before.slots + lane;
-        if (count_units(p, shift) > 1) {
-            unit.first_unit = (int32_t) (p.first >> shift);
-            unit.last_unit = (int32_t) ((last - 1) >> shift);
-            unit.unit = min(unit.first_unit + number, unit.last_unit);
-            unit.first = max(p.first, (uint32_t) unit.unit << shift);
-            unit.end = min(last, (uint32_t) (unit.unit + 1) << shift);
-        }
-        if (p.is_fault && lane_id() == 0) report_fault(args, p.sequence);
+        // As count_units has it. A piece that is one unit is one of 2^31 leaves.
+        const int32_t own_shift = last - p.first > 1u << shift ? shift : 31;
+        unit.first_unit = (int32_t) (p.first >> own_shift);
+        unit.last_unit = (int32_t) ((last - 1) >> own_shift);
+        unit.unit = min(unit.first_unit + number, unit.last_unit);
+        unit.first = max(p.first, (uint32_t) unit.unit << own_shift);
+        unit.end = min(last, (uint32_t) (unit.unit + 1) << own_shift);
         find_seen(args, s.seen[half]);
         take(args, unit.first);
+        if (!SKIPS) kv_head = kv_head_of(args, unit.lane);
     }
 };
 
@@ -256,7 +295,7 @@ struct feed {
     // A key's place in its page.
     __device__ __forceinline__ int32_t slot_of(uint32_t key) const
     {
-        return key - attn_divide(key, args.page_magic, args.page_shift) * args.page_size;
+        return key - column_of(args, key) * args.page_size;
     }
 
     // The keys of a leaf that are attended and lie in `there`.
@@ -287,11 +326,15 @@ struct feed {
     {
         uint32_t wanted[WORDS], there[WORDS];
 #pragma unroll
-        for (int j = 0; j < WORDS; j++)
-            there[j] =
-                (groups >> j * 2 & 1 ? 0xFFFF : 0) | (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
+        for (int j = 0; j < WORDS; j++) wanted[j] = there[j] = ~0u;
+        if (groups != ALL_GROUPS || !b.is_whole()) {
 #pragma unroll
-        for (int j = 0; j < WORDS; j++) wanted[j] = b.attended(b.first_key() + j * 32);
+            for (int j = 0; j < WORDS; j++)
+                there[j] = (groups >> j * 2 & 1 ? 0xFFFF : 0) |
+                           (groups >> (j * 2 + 1) & 1 ? 0xFFFF0000 : 0);
+#pragma unroll
+            for (int j = 0; j < WORDS; j++) wanted[j] = b.attended(b.first_key() + j * 32);
+        }
         return see(b, wanted, there);
     }
 
@@ -327,11 +370,7 @@ struct feed {
     // Negative lane: there are no more.
     __device__ __forceinline__ void tell_unit(unit_info unit)
     {
-        if (!TAKES_CHUNKS) {
-            unit.q_len = args.q_len;
-            unit.first_token = (uint32_t) unit.sequence * args.q_len;
-            unit.lanes = args.lanes;
-        }
+        if (!TAKES_CHUNKS) batch::name_tokens(args, unit);
         const uint32_t s_told = shared_address(&s.told[told.slot]);
         const bool has_queries = !OWNS_ROWS && unit.lane >= 0;
         rows r = {};
@@ -345,51 +384,68 @@ struct feed {
         told.next();
     }
 
-    // The same where a box is a line of a group: each lane has one.
-    __device__ __forceinline__ void copy_lines(const attn_box_map &map, uint32_t s_full,
-                                               int32_t page, int32_t kv_head, uint32_t groups,
-                                               int index, int32_t slot)
+    // Groups of a batch that are in the pool: of a leaf GROUPS of them.
+    __device__ __forceinline__ uint32_t find_groups(const batch &b) const
     {
-        const int group = lane_id() % GROUPS, line = lane_id() / GROUPS;
-        page = __shfl_sync(~0u, page, index + group);
-        slot = __shfl_sync(~0u, slot, index + group);
-        if (line < LINES && groups >> group & 1)
-            copy_line(shared_address(s.ring[at.slot]) + line * LINE_STEP + group * GROUP_STEP, &map,
-                      s_full, slot, line, kv_head, page);
-    }
-
-    // Groups of a leaf that are in the pool.
-    __device__ __forceinline__ uint32_t find_groups(const batch &b, int index) const
-    {
-        return __ballot_sync(~0u, is_page(b.page[0]) && is_page(b.v_page(args, 0))) >> index &
-               ((1u << GROUPS) - 1);
+        return __ballot_sync(~0u, is_page(b.page[0]) & is_page(b.v_page(args, 0)));
     }
 
     // Where in its page this lane's group begins.
     __device__ __forceinline__ int32_t slot_of_group(const batch &b, int index) const
     {
-        return slot_of(b.first_key() + (lane_id() - index) * GROUP);
+        return SKIPS ? slot_of(b.first_key() + (lane_id() - index) * GROUP) : b.slot;
+    }
+
+    // A group of K or V: a box, or as many as there are lines.
+    __device__ __forceinline__ void copy_group(const attn_box_map &map, uint32_t s_group,
+                                               uint32_t s_full, int32_t slot, int32_t kv_head,
+                                               int32_t page)
+    {
+        if constexpr (OWNS_ROWS)
+#pragma unroll
+            for (int line = 0; line < LINES; line++)
+                copy_line(s_group + line * LINE_STEP, &map, s_full, slot, line, kv_head, page);
+        else
+            copy_box(s_group, &map, s_full, slot, kv_head, page);
     }
 
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
     // page. Their bytes are still to be expected.
-    __device__ __forceinline__ void begin_boxes(const attn_box_map &map, uint32_t s_full,
-                                                int32_t page, int32_t kv_head, uint32_t groups,
-                                                int index, int32_t slot)
+    __device__ __forceinline__ void begin_boxes(const attn_box_map &map, int32_t page,
+                                                int32_t kv_head, uint32_t groups, int index,
+                                                int32_t slot)
     {
-        const int group = lane_id() - index;
-        if constexpr (OWNS_ROWS)
-            copy_lines(map, s_full, page, kv_head, groups, index, slot);
-        else if (group >= 0 && group < GROUPS && groups >> group & 1)
-            copy_box(shared_address(s.ring[at.slot]) + group * GROUP_BYTES, &map, s_full, slot,
-                     kv_head, page);
+        const uint32_t s_tile = shared_address(s.ring[at.slot]);
+        const uint32_t s_full = shared_address(&s.full[at.slot]);
+        const bool is_one = is_elected();
+        if (groups == ALL_GROUPS) {
+            // One after the other, with no branch between them.
+            int32_t pages[GROUPS], slots[GROUPS];
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                pages[g] = __shfl_sync(~0u, page, index + g);
+                slots[g] = __shfl_sync(~0u, slot, index + g);
+            }
+            if (is_one)
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++)
+                    copy_group(map, s_tile + g * GROUP_STEP, s_full, slots[g], kv_head, pages[g]);
+        } else {
+#pragma unroll 1
+            for (int g = 0; g < GROUPS; g++) {
+                const int32_t own_page = __shfl_sync(~0u, page, index + g);
+                const int32_t own_slot = __shfl_sync(~0u, slot, index + g);
+                if (is_one && groups >> g & 1)
+                    copy_group(map, s_tile + g * GROUP_STEP, s_full, own_slot, kv_head, own_page);
+            }
+        }
+        __syncwarp();
         at.next();
     }
 
     __device__ __forceinline__ void expect_boxes(uint32_t s_full, uint32_t groups)
     {
         if (lane_id() == 0) barrier_arrive_expect(s_full, __popc(groups) * GROUP_BYTES);
-        __syncwarp();
     }
 
     __device__ __forceinline__ void copy_boxes(const attn_box_map &map, uint32_t s_full,
@@ -397,24 +453,23 @@ struct feed {
                                                int index, int32_t slot)
     {
         expect_boxes(s_full, groups);
-        begin_boxes(map, s_full, page, kv_head, groups, index, slot);
+        begin_boxes(map, page, kv_head, groups, index, slot);
     }
 
     // What is read first is asked for first, and what is to be told is told while that is on its
     // way.
-    __device__ __forceinline__ void feed_boxes(batch b, int32_t kv_head, bool is_new)
+    __device__ __forceinline__ void feed_boxes(batch b, bool is_new)
     {
 #pragma unroll 1
         for (int index = 0; b.leaf < b.end; b.leaf++, index += GROUPS) {
-            const uint32_t groups = find_groups(b, index);
-            const int32_t slot = slot_of_group(b, index);
             const uint32_t s_k = wait_for_room();
-            begin_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);
+            const uint32_t groups = find_groups(b) >> index & ALL_GROUPS;
+            begin_boxes(args.k_map, b.page[0], b.kv_head, groups, index, b.slot);
             if (is_new && index == 0) tell_unit(b.unit);
             tell_visible(see(b, groups));
             expect_boxes(s_k, groups);
-            copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), kv_head, groups, index,
-                       slot);
+            copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), b.kv_head, groups, index,
+                       b.slot);
         }
     }
 
@@ -451,12 +506,12 @@ struct feed {
     // ---- skip-softmax
 
     __device__ __forceinline__ void feed_k_boxes(const batch &b, int32_t kv_head, uint32_t groups,
-                                                 int index, int32_t slot)
+                                                 int index)
     {
         const visible_keys keys = see(b, groups);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
-        copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot);
+        copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot_of_group(b, index));
     }
 
     // Where this lane's keys of a leaf lie in K or V. `there`: those that are in both pools.
@@ -478,7 +533,7 @@ struct feed {
     __device__ __forceinline__ void feed_k(const batch &b, int index, int32_t kv_head)
     {
         if (args.has_boxes) {
-            feed_k_boxes(b, kv_head, find_groups(b, index), index, slot_of_group(b, index));
+            feed_k_boxes(b, kv_head, find_groups(b) >> index & ALL_GROUPS, index);
             return;
         }
         int64_t offset[WORDS];
@@ -493,10 +548,9 @@ struct feed {
     __device__ __forceinline__ void feed_v(const batch &b, int index, int32_t kv_head)
     {
         if (args.has_boxes) {
-            const uint32_t groups = find_groups(b, index);
-            const int32_t slot = slot_of_group(b, index);
+            const uint32_t groups = find_groups(b) >> index & ALL_GROUPS;
             copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), kv_head, groups, index,
-                       slot);
+                       slot_of_group(b, index));
             return;
         }
         int64_t offset[WORDS];
@@ -572,12 +626,12 @@ struct feed {
             then.take(args, now.end);
             return true;
         }
-        const int64_t item =
-            is_first ? blockIdx.x : (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
+        const int64_t after = (int64_t) gridDim.x + __shfl_sync(~0u, next, 0);
+        const int64_t item = is_first ? blockIdx.x : after;
         if (item >= dealt_as.dealt.total) return false;
-        if (!is_first && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
         half ^= 1;
         then.begin(args, s, dealt_as, (int32_t) item, half);
+        count_up_if(lane_id() == 0, &args.counters[0], next);
         return true;
     }
 
@@ -591,38 +645,38 @@ struct feed {
     __device__ __forceinline__ void copy(const batch &b)
     {
         const bool is_new = b.leaf == b.unit.first;
+        if (!SKIPS && args.has_boxes) {
+            feed_boxes(b, is_new);
+            return;
+        }
         if (SKIPS && is_new) begin_trail(b);
-        if ((SKIPS || !args.has_boxes) && is_new) tell_next_unit(b.unit);
-        const int32_t kv_head = kv_head_of(args, b.unit.lane);
+        if (is_new) tell_next_unit(b.unit);
         if (SKIPS)
-            feed_ahead(b, kv_head);
-        else if (args.has_boxes)
-            feed_boxes(b, kv_head, is_new);
+            feed_ahead(b, kv_head_of(args, b.unit.lane));
         else
-            feed_rows(b, kv_head);
+            feed_rows(b, b.kv_head);
     }
 
     // The block's items. The first batch does not wait until more is known, nor until it is known
     // what others have taken; later there is always one in hand.
-    __device__ __forceinline__ void run()
+    __device__ __forceinline__ void run(const schedule &dealt_as)
     {
-        schedule dealt_as = {};
-        batch now = {}, then;
+        batch now, then;
         int32_t next = 0;
         bool has_more = true;
-        if (are_few(args))
-            dealt_as.count(args);
-        else
-            dealt_as.dealt = s.dealt;
 #pragma unroll 1
-        for (int turn = 0; has_more; turn = min(turn + 1, 3)) {
-            if (turn == 1 && lane_id() == 0) next = atomicAdd(&args.counters[0], 1);
-            if (turn != 1) has_more = look_ahead(dealt_as, turn == 0, now, next, then);
-            if (turn == 1 || turn == 3) copy(now);
-            if (turn != 1) now = then;
+        for (int turn = 0; has_more; turn = min(turn + 1, 2)) {
+            has_more = look_ahead(dealt_as, turn == 0, now, next, then);
+            if (turn == 0) {
+                if (!has_more) break;
+                now = then;
+            }
+            if (turn != 1) copy(now);
+            if (turn != 0) now = then;
         }
-        now.unit.lane = -1;
-        tell_next_unit(now.unit);
+        unit_info none = {};
+        none.lane = -1;
+        tell_next_unit(none);
         // Whoever is done last leaves the counters as they were.
         if (lane_id() == 0) {
             __threadfence();

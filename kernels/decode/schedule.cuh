@@ -141,9 +141,27 @@ static __device__ __forceinline__ void find_chunk(const attn_decode_args &args, 
     p.start = min(p.start, p.stop);
 }
 
-// Piece `index`, of a sequence of the length `given`.
-static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index,
-                                                 int32_t given)
+// The keys that queries at the end of their sequence attend.
+static __device__ __forceinline__ void find_end(const attn_decode_args &args, int32_t given,
+                                                piece &p)
+{
+    const int32_t len = min(max(given, 0), args.max_keys);
+    p.past = max(len - args.q_len, 0);
+    p.stop = len;
+    p.is_fault = (len != given) | ((len > 0) & (len < args.q_len));
+    // Of the first token, or of all.
+    const int32_t seen_until = args.window_is_shared ? len : p.past + 1;
+    p.start = args.window > 0 ? min(max(seen_until - args.window, 0), len) : 0;
+}
+
+static __device__ __forceinline__ void find_leaves(piece &p)
+{
+    p.first = (uint32_t) (p.start - p.origin) / TILE;
+    p.end = p.stop > p.start ? (uint32_t) (p.stop - 1 - p.origin) / TILE + 1 : p.first;
+}
+
+// What does not depend on lengths.
+static __device__ __forceinline__ piece begin_piece(const attn_decode_args &args, int32_t index)
 {
     piece p;
     p.sequence = sequence_of(args, index);
@@ -153,19 +171,12 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
     p.lanes = args.lanes;
     p.row_groups = args.row_groups;
     p.origin = 0;
-    if (has_chunks(args)) {
-        find_chunk(args, given, p);
-    } else {
-        const int32_t len = min(max(given, 0), args.max_keys);
-        const int32_t past = max(len - args.q_len, 0);
-        p.is_fault = len != given || (len > 0 && len < args.q_len);
-        // Of the first token, or of all.
-        const int32_t seen_until = args.window_is_shared ? len : past + 1;
-        p.start = args.window > 0 ? max(seen_until - args.window, 0) : 0;
-        p.start = min(p.start, len);
-        p.past = past;
-        p.stop = len;
-    }
+    return p;
+}
+
+// What depends on the attended keys of the sequence.
+static __device__ __forceinline__ void cut_piece(const attn_decode_args &args, piece &p)
+{
 #if ATTN_MUTATION == 1
     p.origin = -(args.batch % 4) * GROUP;
 #elif ATTN_MUTATION == 8
@@ -183,14 +194,32 @@ static __device__ __forceinline__ piece describe(const attn_decode_args &args, i
         p.origin = p.start;
         p.stop = p.start + min(p.size, p.attended - before);
     }
-    p.first = (uint32_t) (p.start - p.origin) / TILE;
-    p.end = p.stop > p.start ? (uint32_t) (p.stop - 1 - p.origin) / TILE + 1 : p.first;
+    find_leaves(p);
+}
+
+// Piece `index`, of a sequence of the length `given`.
+static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index,
+                                                 int32_t given)
+{
+    piece p = begin_piece(args, index);
+    if (has_chunks(args))
+        find_chunk(args, given, p);
+    else
+        find_end(args, given, p);
+    cut_piece(args, p);
     return p;
 }
 
 static __device__ __forceinline__ piece describe(const attn_decode_args &args, int32_t index)
 {
-    return describe(args, index, length_of(args, sequence_of(args, index)));
+    piece p = begin_piece(args, index);
+    // One branch for all that chunks need.
+    if (has_chunks(args))
+        find_chunk(args, length_of(args, p.sequence), p);
+    else
+        find_end(args, args.seq_lens[p.sequence], p);
+    cut_piece(args, p);
+    return p;
 }
 
 // Leaves of a piece. A sequence without keys has one, in which nothing is attended.
@@ -260,8 +289,8 @@ static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &a
     const uint64_t items = has_chunks(args) ? leaves : (uint64_t) leaves * (uint32_t) args.lanes;
     // All leaves there can be fit in 2^31.
     // The largest shift of the lowest cost, a lane a shift. Floats above 0 are ordered as integers.
-    uint32_t cost = __float_as_uint(
-        attn_decode_unit_cost(items, (int32_t) gridDim.x, args.most_units, are_even, lane_id()));
+    uint32_t cost = __float_as_uint(attn_decode_unit_cost(items, args.grid_magic, args.grid_shift,
+                                                          args.most_units, are_even, lane_id()));
     if (may_skip && args.min_shift + lane_id() < RUN_SHIFT) cost = ~0u;
     const uint32_t best = __ballot_sync(~0u, cost == __reduce_min_sync(~0u, cost));
     return min(args.min_shift + 31 - __clz(best), 31);
@@ -321,7 +350,7 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     for (int32_t i = first; i < stop; i++) {
         const int32_t len = length_of(args, sequence_of(args, i));
         const piece p = describe(args, i, len);
-        if (has_chunks(args) && p.is_fault && blockIdx.x == 0) report_fault(args, p.sequence);
+        if (p.is_fault && blockIdx.x == 0) report_fault(args, p.sequence);
         const uint32_t of_piece = count_coarsely(args, p);
         if (SKIPS && find_lambda(args, p.stop) > 0.0f) own_may_skip = true;
         leaves += of_piece;
@@ -376,27 +405,51 @@ struct place {
 // As the copying warp sees it.
 struct schedule {
     deal dealt;
-    // If there are few pieces: of this lane's, and those before it.
-    int32_t len;
+    // If there are few pieces: this lane's, its units and roots, and with those before it. If there
+    // is one piece all lanes have it.
+    piece p;
     counts own, end;
 
     // One piece a lane.
     __device__ __forceinline__ void count(const attn_decode_args &args)
     {
-        const bool is_piece = lane_id() < args.batch * args.splits;
-        const int32_t index = is_piece ? lane_id() : 0;
-        len = length_of(args, sequence_of(args, index));
-        const piece p = describe(args, index, len);
-        if (has_chunks(args) && p.is_fault && blockIdx.x == 0) report_fault(args, p.sequence);
-        const uint32_t leaves = is_piece ? count_coarsely(args, p) : 0;
+        const int32_t num_pieces = args.batch * args.splits;
+        const bool is_alone = num_pieces == 1, is_piece = is_alone || lane_id() < num_pieces;
+        p = describe(args, lane_id() < num_pieces ? lane_id() : 0);
+        if (p.is_fault) report_fault(args, p.sequence);
+        const uint32_t of_piece = count_coarsely(args, p);
+        uint32_t leaves = is_piece ? of_piece : 0, longest = leaves;
         const bool may_skip =
             SKIPS && __ballot_sync(~0u, is_piece && find_lambda(args, p.stop) > 0.0f);
-        dealt.shift = choose_shift(args, __reduce_add_sync(~0u, leaves),
-                                   __reduce_max_sync(~0u, leaves), may_skip);
-        own = { 0, 0 };
-        if (is_piece) own = ::count(p, dealt.shift);
-        end = args.batch * args.splits > 1 ? sum_up(own) : own;
-        dealt.total = __reduce_add_sync(~0u, own.units);
+        if (!is_alone) {
+            leaves = __reduce_add_sync(~0u, leaves);
+            longest = __reduce_max_sync(~0u, longest);
+        }
+        dealt.shift = choose_shift(args, leaves, longest, may_skip);
+        own = ::count(p, dealt.shift);
+        if (!is_piece) own = { 0, 0 };
+        end = own;
+        if (!is_alone) end = sum_up(own);
+        dealt.total = __shfl_sync(~0u, end.units, 31);
+    }
+
+    // What is needed of a lane's piece.
+    __device__ __forceinline__ piece fetch(int at) const
+    {
+        piece of;
+        of.sequence = __shfl_sync(~0u, p.sequence, at);
+        of.origin = __shfl_sync(~0u, p.origin, at);
+        of.start = __shfl_sync(~0u, p.start, at);
+        of.stop = __shfl_sync(~0u, p.stop, at);
+        of.past = __shfl_sync(~0u, p.past, at);
+        if (TAKES_CHUNKS) {
+            of.q_len = __shfl_sync(~0u, p.q_len, at);
+            of.first_token = __shfl_sync(~0u, p.first_token, at);
+            of.lanes = __shfl_sync(~0u, p.lanes, at);
+            of.row_groups = __shfl_sync(~0u, p.row_groups, at);
+        }
+        find_leaves(of);
+        return of;
     }
 
     // All lanes together, for one unit of those that there are.
@@ -405,21 +458,28 @@ struct schedule {
     {
         if (are_few(args)) {
             const int at = __ffs(__ballot_sync(~0u, unit < end.units)) - 1;
-            return { describe(args, at, __shfl_sync(~0u, len, at)),
+            // Kernels of skip-softmax have no registers to keep the lanes' pieces in.
+            return { SKIPS ? describe(args, at) : fetch(at),
                      at,
                      { __shfl_sync(~0u, end.units - own.units, at),
                        __shfl_sync(~0u, end.slots - own.slots, at) } };
         }
         const int32_t num_pieces = args.batch * args.splits;
         const int32_t share = share_of(num_pieces);
-        // The last thread whose pieces begin at or before the unit.
-        int32_t thread = 0;
-#pragma unroll 1
-        for (int32_t step = 512; step > 0; step /= 2)
-            if (thread + step < BLOCK_THREADS && s.units[thread + step] <= unit) thread += step;
+        const int32_t thread = find_thread(s, unit);
         const counts before = { s.units[thread], s.slots[thread] };
         if (share == 1) return { describe(args, thread, s.lens[thread]), thread, before };
         return search(args, thread * share, min((thread + 1) * share, num_pieces), unit, before);
+    }
+
+    // The last thread whose pieces begin at or before the unit; those of the first one do.
+    static __device__ __forceinline__ int32_t find_thread(const smem &s, int32_t unit)
+    {
+        const int32_t warp = lane_id() < BLOCK_WARPS ? lane_id() : 0;
+        const int32_t warps =
+            __popc(__ballot_sync(~0u, lane_id() < BLOCK_WARPS && s.units[warp * 32] <= unit));
+        const int32_t first = (warps - 1) * 32;
+        return first + __popc(__ballot_sync(~0u, s.units[first + lane_id()] <= unit)) - 1;
     }
 
     // Among pieces first .. stop - 1, before which there is what `before` says.

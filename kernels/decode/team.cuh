@@ -134,39 +134,54 @@ static __device__ __forceinline__ void run_team(const attn_decode_args &args, sm
     TEAM(args, s, g_stack).run();
 }
 
+// By one thread, at addresses that are the same for all: more threads would take turns.
+static __device__ __forceinline__ void init_barriers(const attn_decode_args &args, smem &s)
+{
+    // By rows each lane arrives with its copies, and one that has told of them.
+    const uint32_t copies = args.has_boxes ? 1 : 33;
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared_address(&s.full[i]), copies);
+        // Where warps share rows, one thread has met them all.
+        barrier_init(shared_address(&s.empty[i]), OWNS_ROWS ? WARPS : 1);
+    }
+#pragma unroll
+    for (int i = 0; i < INFOS; i++) barrier_init(shared_address(&s.told[i]), 1);
+    if (!SKIPS)
+#pragma unroll
+        for (int i = 0; i < LEAF_INFOS; i++) barrier_init(shared_address(&s.seen_leaf[i]), 1);
+    barrier_init(shared_address(&s.posted), WARPS);
+    barrier_init(shared_address(&s.answered), 1);
+    if (SKIPS)
+#pragma unroll
+        for (int i = 0; i < DECISIONS; i++)
+            barrier_init(shared_address(&static_cast<skip_smem &>(s).decided[i]), 1);
+    fence_async();
+}
+
 // The kernel, on a block's shared memory.
 template <class TEAM>
 static __device__ __forceinline__ void run_block(const attn_decode_args &args, smem &s)
 {
     const bool copies = warp_id() == WARPS;
     let_next_grid_come();
-    if (args.has_boxes && threadIdx.x == 0) {
+    if (threadIdx.x == 0) init_barriers(args, s);
+    if (args.has_boxes && threadIdx.x == THREADS) {
         prefetch_map(&args.k_map);
         prefetch_map(&args.v_map);
     }
-    if (threadIdx.x < STAGES) {
-        // By rows each lane arrives with its copies, and one that has told of them.
-        barrier_init(shared_address(&s.full[threadIdx.x]), args.has_boxes ? 1 : 33);
-        // Where warps share rows, one thread has met them all.
-        barrier_init(shared_address(&s.empty[threadIdx.x]), OWNS_ROWS ? WARPS : 1);
-    }
-    if (!SKIPS && threadIdx.x < LEAF_INFOS)
-        barrier_init(shared_address(&s.seen_leaf[threadIdx.x]), 1);
-    if (threadIdx.x < INFOS) barrier_init(shared_address(&s.told[threadIdx.x]), 1);
-    if (threadIdx.x == 0) {
-        barrier_init(shared_address(&s.posted), WARPS);
-        barrier_init(shared_address(&s.answered), 1);
-    }
-    if (SKIPS && threadIdx.x < DECISIONS)
-        barrier_init(shared_address(&static_cast<skip_smem &>(s).decided[threadIdx.x]), 1);
-    fence_async();
     prefetch_lens(args);
     if (are_few(args)) prefetch_table(args);
     wait_for_grids_before();
-    if (are_few(args))
+    schedule dealt_as;
+    if (are_few(args)) {
+        // Which needs nothing of the other warps.
+        if (copies) dealt_as.count(args);
         __syncthreads();
-    else
+    } else {
         count_all(args, s);
+        dealt_as.dealt = s.dealt;
+    }
     if constexpr (OWNS_ROWS) {
         if (warp_id() < WARPS) {
             raise_registers<MULTIPLY_REGISTERS>();
@@ -177,7 +192,7 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
         if (warp_id() > WARPS + 1) return;
     }
     if (copies) {
-        feed(args, s).run();
+        feed(args, s).run(dealt_as);
         return;
     }
     if (OWNS_ROWS || warp_id() > WARPS) {

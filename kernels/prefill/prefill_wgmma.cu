@@ -742,26 +742,34 @@ static __device__ __forceinline__ void multiply_items(const attn_prefill_args &a
     }
 }
 
+// By one thread: the assembler lets more take turns.
+static __device__ __forceinline__ void init_barriers(smem &s)
+{
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(shared_address(&s.full[i]), FEEDERS);
+        barrier_init(shared_address(&s.empty[i]), WARPS);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        barrier_init(shared_address(&s.told[i]), 1);
+        barrier_init(shared_address(&s.done[i]), WARPS + COPIERS - 1);
+    }
+    fence_async();
+}
+
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     ROW_NAME(const __grid_constant__ struct attn_prefill_args args)
 {
     extern __shared__ __align__(1024) unsigned char s_bytes[];
     smem &s = *reinterpret_cast<smem *>(s_bytes);
     let_next_grid_come();
-    if (args.has_boxes && threadIdx.x == 0) {
+    if (threadIdx.x < STAGES) s.there[threadIdx.x] = { { ~0u, ~0u, ~0u, ~0u } };
+    if (threadIdx.x == 0) init_barriers(s);
+    if (args.has_boxes && threadIdx.x == WARPS * 32) {
         prefetch_map(&args.k_map);
         prefetch_map(&args.v_map);
     }
-    if (threadIdx.x < STAGES) {
-        s.there[threadIdx.x] = { { ~0u, ~0u, ~0u, ~0u } };
-        barrier_init(shared_address(&s.full[threadIdx.x]), FEEDERS);
-        barrier_init(shared_address(&s.empty[threadIdx.x]), WARPS);
-    }
-    if (threadIdx.x < 2) {
-        barrier_init(shared_address(&s.told[threadIdx.x]), 1);
-        barrier_init(shared_address(&s.done[threadIdx.x]), WARPS + COPIERS - 1);
-    }
-    fence_async();
     wait_for_grids_before();
     __syncthreads();
     if (warp_id() >= WARPS) {

@@ -58,6 +58,11 @@ static inline int32_t add_in_order(int32_t *g_target, int32_t value)
     return atomicAdd(g_target, value);
 }
 
+static inline void count_up_if(bool is_one, int32_t *g_target, int32_t &before)
+{
+    if (is_one) before = atomicAdd(g_target, 1);
+}
+
 static inline float load_global_float(const float *g_source)
 {
     return *g_source;
