@@ -25,8 +25,8 @@ enum {
     // A kernel with 64 rows has a quarter as many slots.
     TREE_SLOTS = 8192,
     LANE_SLOTS = 8,
-    // Of ATTN_DECODE_FAN_LOG levels of the merge tree each: 2^31 keys are fewer than 2^27 leaves.
-    MAX_ROOT_LEVELS = (27 + ATTN_DECODE_FAN_LOG - 1) / ATTN_DECODE_FAN_LOG,
+    // Of so many levels of the merge tree each, at least: 2^31 keys are fewer than 2^27 leaves.
+    MAX_ROOT_LEVELS = (27 + ATTN_DECODE_LEAST_FAN_LOG - 1) / ATTN_DECODE_LEAST_FAN_LOG,
 };
 
 // ATTN_REQUIRE with the log of `device`.

@@ -183,9 +183,9 @@ static void set_units(const struct attn_decode_shape *const shape, struct launch
     int32_t levels = 0;
     while ((int64_t) 1 << levels < launch->piece_leaves) levels++;
     launch->stack_slots = (levels > row->levels ? levels - row->levels : 0) + 2;
+    const int32_t fan_log = ATTN_DECODE_FAN_LOG(row->head_dim, row->rows);
     launch->root_levels = 0;
-    while (roots > 0 &&
-           (launch->piece_leaves + 1) >> (launch->root_levels * ATTN_DECODE_FAN_LOG) > 0)
+    while (roots > 0 && (launch->piece_leaves + 1) >> (launch->root_levels * fan_log) > 0)
         launch->root_levels++;
     const int64_t floats =
         (roots + (int64_t) slots * launch->stack_slots) * attn_pack_row_slot_floats(row);

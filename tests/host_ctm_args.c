@@ -509,7 +509,7 @@ Test(ctm_args, checks_sizes_that_overflow)
     params.batch_size = INT32_MAX;
     params.q_len = 128;
     params.mask_words = INT32_MAX;
-    params.num_q_heads = params.num_kv_heads = 1 << 20;
+    params.num_q_heads = params.num_kv_heads = 1 << 19;
     expect_refused(ATTN_ERROR_INVALID, "would reach");
     params.num_pages = INT32_MAX / 2;
     params.num_q_heads = params.num_kv_heads = 1 << 16;

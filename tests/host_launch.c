@@ -3,6 +3,7 @@
 // asks for nothing where it refuses. On a fake driver and the fake packs of support/fake_pack.c.
 #include "attn/attn.h"
 #include "decode_boxes.h"
+#include "device.h"
 #include "support/launches.h"
 
 #include <criterion/criterion.h>
@@ -106,8 +107,10 @@ static void expect_roots(const int64_t pieces, const int64_t leaves)
     const int64_t most = of_leaves < of_units ? of_leaves : of_units;
     cr_expect(args->num_roots >= least && args->num_roots <= most, "%d roots, not %lld to %lld",
               args->num_roots, (long long) least, (long long) most);
-    const int32_t log = args->root_levels * ATTN_DECODE_FAN_LOG;
-    cr_expect(log > 0 && (leaves - 1) >> log == 0 && (leaves + 1) >> (log - ATTN_DECODE_FAN_LOG),
+    const struct attn_pack_row *const row = last_row(device);
+    const int32_t fan_log = ATTN_DECODE_FAN_LOG(row->head_dim, row->rows);
+    const int32_t log = args->root_levels * fan_log;
+    cr_expect(log > 0 && (leaves - 1) >> log == 0 && (leaves + 1) >> (log - fan_log),
               "%d levels of roots", args->root_levels);
 }
 

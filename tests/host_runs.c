@@ -15,7 +15,6 @@
 
 #define TILE 64
 #define MAX_BATCH 300
-#define FAN (1 << ATTN_DECODE_FAN_LOG)
 
 static struct attn_device *device;
 
@@ -34,8 +33,8 @@ struct span {
 // What the launch allows, and what of it was used.
 struct walk {
     const struct attn_decode_args *args;
-    // Blocks of the grid; levels below wait elsewhere.
-    int32_t blocks, levels;
+    // Blocks of the grid; levels below wait elsewhere; levels whose roots one block merges.
+    int32_t blocks, levels, fan_log;
     char label[176];
     int32_t shift;
     // Of one lane, so far: units; roots; those that these pieces could have, wherever they began.
@@ -118,27 +117,29 @@ static struct span block_of(const struct span piece, const int64_t index, const 
                           end < piece.end ? end : piece.end };
 }
 
-// Blocks low .. high of 2^log leaves, FAN of which are an aligned block, as in gather.cuh.
+// Blocks low .. high of 2^log leaves, 2^fan_log of which are an aligned block, as in gather.cuh.
 static void gather(const struct walk *const w, const struct span piece, const int64_t low,
                    const int64_t high, const int32_t log)
 {
-    struct span part[FAN];
-    for (int64_t i = 0; i < FAN; i++) {
-        const int64_t index = low / FAN * FAN + i;
+    struct span part[1 << ATTN_DECODE_MOST_FAN_LOG];
+    const int fan = 1 << w->fan_log;
+    for (int64_t i = 0; i < fan; i++) {
+        const int64_t index = low / fan * fan + i;
         part[i] = block_of(piece, index < low ? low : index > high ? high : index, log);
     }
-    for (int width = 1; width < FAN; width *= 2)
-        for (int i = 0; i < FAN; i += width * 2) {
-            const int64_t middle = low / FAN * FAN + i + width;
+    for (int width = 1; width < fan; width *= 2)
+        for (int i = 0; i < fan; i += width * 2) {
+            const int64_t middle = low / fan * fan + i + width;
             if (middle > high)
                 part[i + width * 2 - 1] = part[i + width - 1];
             else if (middle > low)
                 merge(w, piece, part[i + width - 1], &part[i + width * 2 - 1]);
         }
     const int64_t begin = block_of(piece, low, log).begin, end = block_of(piece, high, log).end;
-    cr_assert(part[FAN - 1].begin == begin && part[FAN - 1].end == end,
-              "%s: [%lld, %lld) instead of [%lld, %lld)", w->label, (long long) part[FAN - 1].begin,
-              (long long) part[FAN - 1].end, (long long) begin, (long long) end);
+    const struct span all = part[fan - 1];
+    cr_assert(all.begin == begin && all.end == end, "%s: [%lld, %lld) instead of [%lld, %lld)",
+              w->label, (long long) all.begin, (long long) all.end, (long long) begin,
+              (long long) end);
 }
 
 // Block `index` of 2^log units of the piece whose roots begin at `roots` has a place of its own.
@@ -160,18 +161,19 @@ static void meet(struct walk *const w, const int32_t level, const int64_t roots,
 static void merge_units(struct walk *const w, const struct span piece, const int64_t roots,
                         const int64_t first_unit, const int64_t last_unit)
 {
+    const int64_t fan = (int64_t) 1 << w->fan_log;
     int64_t first = first_unit, last = last_unit;
     int32_t level = 0;
     for (; first < last; level++) {
-        const int32_t log = level * ATTN_DECODE_FAN_LOG;
-        for (int64_t parent = first / FAN; parent <= last / FAN; parent++) {
-            const int64_t low = parent * FAN > first ? parent * FAN : first;
-            const int64_t high = parent * FAN + FAN - 1 < last ? parent * FAN + FAN - 1 : last;
-            meet(w, level, roots, first_unit, parent, log + ATTN_DECODE_FAN_LOG);
+        const int32_t log = level * w->fan_log;
+        for (int64_t parent = first / fan; parent <= last / fan; parent++) {
+            const int64_t low = parent * fan > first ? parent * fan : first;
+            const int64_t high = parent * fan + fan - 1 < last ? parent * fan + fan - 1 : last;
+            meet(w, level, roots, first_unit, parent, log + w->fan_log);
             if (low < high) gather(w, piece, low, high, log + w->shift);
         }
-        first /= FAN;
-        last /= FAN;
+        first /= fan;
+        last /= fan;
     }
     cr_assert_leq(level, w->args->root_levels, "%s: %d levels", w->label, level);
 }
@@ -324,15 +326,6 @@ static void open_device(struct random *const random)
     launches_open(&device, params);
 }
 
-static int32_t levels_of(const struct fake_launch *const launch)
-{
-    const struct attn_pack *const pack = device->pack;
-    for (uint32_t i = 0; i < pack->num_rows; i++)
-        if (strcmp(pack->rows[i].name, launch->kernel) == 0) return pack->rows[i].levels;
-    cr_assert_fail("no row %s", launch->kernel);
-    return 0;
-}
-
 // `max_log`: of pages of a sequence.
 static void walk_launches(const uint64_t seed, const int devices, const uint32_t max_log,
                           const int64_t budget)
@@ -349,7 +342,9 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
         int32_t lens[MAX_BATCH];
         for (int i = 0; i < 4; i++) {
             draw_lengths(&random, w.args, lens);
-            w.levels = levels_of(launch);
+            const struct attn_pack_row *const row = last_row(device);
+            w.levels = row->levels;
+            w.fan_log = ATTN_DECODE_FAN_LOG(row->head_dim, row->rows);
             snprintf(w.label, sizeof(w.label),
                      "trial %d.%d: grid %u, batch %d, %d lanes, %d pages, window %d, %d splits, "
                      "%d levels, room for %d",

@@ -92,8 +92,8 @@ constexpr int Q_PITCH = HEAD_DIM * 2 + 16;
 // [warp][row block][row pair] of m and l; float4 each. Nobody reads what another warp has written.
 constexpr int SLOT_FLOATS = OWNS_ROWS ? ATTN_DECODE_GROUP_SLOT_FLOATS(HEAD_DIM, ROWS)
                                       : ATTN_DECODE_SLOT_FLOATS(HEAD_DIM, ROWS, WARPS);
-// Roots that meet in one place: one a lane.
-constexpr int FAN_LOG = ATTN_DECODE_FAN_LOG;
+// Roots that meet in one place: one a lane, of the first lanes.
+constexpr int FAN_LOG = ATTN_DECODE_FAN_LOG(HEAD_DIM, ROWS);
 constexpr int FAN = 1 << FAN_LOG;
 
 // Weights are 2^(score - m - SHIFT). BF16: a sum of 2^16 values of V stays finite, however large
@@ -237,7 +237,9 @@ static_assert(ROWS % 8 == 0, "query rows come in MMA columns of 8");
 static_assert(TILE % 32 == 0 && TILE <= 128 && (TILE & (TILE - 1)) == 0,
               "visible_keys has the bits");
 static_assert((WARPS & (WARPS - 1)) == 0, "groups and steps are dealt evenly");
-static_assert(FAN == 32, "a lane has a root");
+static_assert(FAN <= 32 && FAN_LOG >= ATTN_DECODE_LEAST_FAN_LOG &&
+                  FAN_LOG <= ATTN_DECODE_MOST_FAN_LOG,
+              "a lane has a root");
 static_assert(LEVELS >= 0 && SCORERS % 2 == 0, "see smem");
 static_assert(STAGES >= 2, "a leaf is in the ring as a whole");
 static_assert(HEAD_DIM % 32 == 0, "an ldmatrix takes two pieces");

@@ -97,8 +97,12 @@ struct attn_decode_args {
 
 // Blocks of a launch at most; work beyond is walked.
 #define ATTN_DECODE_MAX_GRID 1024
-// At most 2^ATTN_DECODE_FAN_LOG roots are merged by one block.
-#define ATTN_DECODE_FAN_LOG 5
+// At most 2^ATTN_DECODE_FAN_LOG roots of a row are merged by one block. 32 of 8 kB are more than an SM
+// reads while others could merge next to it; where roots are small the levels cost more than they
+// save.
+#define ATTN_DECODE_FAN_LOG(head_dim, rows) ((head_dim) * (rows) >= 2048 ? 3 : 5)
+#define ATTN_DECODE_LEAST_FAN_LOG 3
+#define ATTN_DECODE_MOST_FAN_LOG 5
 // Units of a block, on average, at most; fewer where the workspace is given.
 #define ATTN_DECODE_BLOCK_UNITS 16
 // Of a kernel of warpgroups, whose slots are larger.
@@ -181,7 +185,7 @@ ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int3
                                           int32_t ahead)
 {
     const int32_t slots = levels * slot_floats * 4;
-    const int32_t fan = (1 << ATTN_DECODE_FAN_LOG) * rows * 8;
+    const int32_t fan = (1 << ATTN_DECODE_MOST_FAN_LOG) * rows * 8;
     const int32_t leaves = ATTN_DECODE_LEAF_INFOS(stages, ahead);
     const int32_t infos =
         ATTN_DECODE_INFOS(stages) * (48 + 8) + leaves * 32 + (ahead > 0 ? 1 : leaves) * 8;

@@ -13,7 +13,7 @@
 constexpr int QUERY_REGISTERS = Q_IN_REGISTERS ? ROW_BLOCKS * DIM_STEPS * 2 : 0;
 constexpr int FREE_REGISTERS = MOST_REGISTERS - QUERY_REGISTERS - (ROW_BLOCKS - 1) * 40 -
                                (KV_IS_E4M3 ? 16 : 0) - (SKIPS ? 16 : 0);
-constexpr int AT_ONCE_LOG = OWNS_ROWS ? 3 : FREE_REGISTERS < 140 ? 3 : 4;
+constexpr int AT_ONCE_LOG = OWNS_ROWS || FAN_LOG == 3 || FREE_REGISTERS < 140 ? 3 : 4;
 constexpr int AT_ONCE = 1 << AT_ONCE_LOG;
 
 struct roots {
@@ -96,7 +96,7 @@ struct fan {
             const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
             l = is_right ? l : other_l, m = is_right ? m : other_m;
             const float2 w = merge_ml(left_m, left_l, m, l);
-            if (lane_id() % (2 << level) == 0)
+            if (lane_id() < FAN && lane_id() % (2 << level) == 0)
                 s_fan.node[first_node(level) + (lane_id() >> (level + 1))][row] = w;
         }
         if (lane_id() == 0) s_fan.ml[row] = make_float2(m, l);
@@ -173,7 +173,7 @@ struct fan {
     {
         constexpr int PART_LEVELS = FAN_LOG - AT_ONCE_LOG;
         const int32_t first = (low - begin) >> AT_ONCE_LOG, last = (high - begin) >> AT_ONCE_LOG;
-        float4 waiting[PART_LEVELS], sum;
+        float4 waiting[PART_LEVELS > 0 ? PART_LEVELS : 1], sum;
 #pragma unroll 1
         for (int32_t part = first; part <= last; part++) {
             if (!is_loaded) load(o, begin + part * AT_ONCE, d, n);

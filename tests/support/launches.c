@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/launches.h"
 
+#include "device.h"
 #include "tests/support/pack_folder.h"
 
 #include <criterion/criterion.h>
@@ -37,6 +38,15 @@ const struct fake_launch *last_launch(void)
 {
     cr_assert_gt(fake.num_launches, 0);
     return &fake.launches[(fake.num_launches - 1) % FAKE_MAX_LAUNCHES];
+}
+
+const struct attn_pack_row *last_row(const struct attn_device *device)
+{
+    const struct attn_pack *const pack = device->pack;
+    for (uint32_t i = 0; i < pack->num_rows; i++)
+        if (!strcmp(pack->rows[i].name, last_launch()->kernel)) return &pack->rows[i];
+    cr_assert_fail("no row %s", last_launch()->kernel);
+    return NULL;
 }
 
 void expect_no_launch(int launches, enum attn_status status, enum attn_status expected,

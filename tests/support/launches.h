@@ -13,7 +13,8 @@
 #define AT(i) ((void *) (uintptr_t) (((uint64_t) (i) << 40) + 4096))
 #define STREAM ((attn_stream) AT(99))
 
-// Around each test, without the environment of whoever runs it. The driver has to have everything back at its end.
+// Around each test, without the environment of whoever runs it. The driver has to have everything
+// back at its end.
 void launches_set_up(void);
 void launches_tear_down(struct attn_device **device);
 
@@ -21,6 +22,9 @@ void launches_tear_down(struct attn_device **device);
 void launches_open(struct attn_device **device, struct attn_device_open_params params);
 
 const struct fake_launch *last_launch(void);
+
+// The row of the device's pack that was launched last.
+const struct attn_pack_row *last_row(const struct attn_device *device);
 
 // Of a call that was refused: what it returned, a part of its message, and no launch since there
 // were `launches`.
