@@ -97,7 +97,7 @@ def read_ptxas(path):
 
 
 def allowed_spills(name):
-    if name.startswith("prefill") and not name.endswith("_r192"):
+    if name.startswith("prefill") and not name.endswith(("_r192", "_fa128")):
         return 0
     return max((most for end, most in SPILLS.items() if name.endswith(end)), default=0)
 
