@@ -97,8 +97,8 @@ struct attn_decode_args {
 
 // Blocks of a launch at most; work beyond is walked.
 #define ATTN_DECODE_MAX_GRID 1024
-// At most 2^ATTN_DECODE_FAN_LOG roots of a row are merged by one block. 32 of 8 kB are more than an SM
-// reads while others could merge next to it; where roots are small the levels cost more than they
+// At most 2^ATTN_DECODE_FAN_LOG roots of a row are merged by one block. 32 of 8 kB take one SM longer
+// to read than several take with a part each; where roots are small the levels cost more than they
 // save.
 #define ATTN_DECODE_FAN_LOG(head_dim, rows) ((head_dim) * (rows) >= 2048 ? 3 : 5)
 #define ATTN_DECODE_LEAST_FAN_LOG 3

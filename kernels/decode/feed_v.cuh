@@ -48,7 +48,7 @@ struct v_feed {
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
             const uint32_t own = key + j * 32 + lane_id();
-            const int32_t column = attn_divide(own, args.page_magic, args.page_shift);
+            const int32_t column = column_of(args, own);
             slot[j] = own - column * args.page_size;
             page[j] = -1;
             if (s.visible[info.slot].bits[j] >> lane_id() & 1) page[j] = __ldg(g_table + column);

@@ -29,7 +29,7 @@ static_assert(ROWS == 64 && WARPS == 8 && ROW_WARPGROUPS == 2, "two warpgroups")
 static_assert(LINE_BYTES == 128, "a line is as wide as the swizzle");
 static_assert(DIM_STEPS <= 16, "as in leaf.cuh: two chains of scores");
 static_assert(HALF_GROUPS == 2 || HALF_GROUPS == 4, "a lane of four has a group");
-static_assert(GROUPS * LINES <= 32, "a lane asks for a box");
+static_assert(GROUPS * LINES <= 32, "boxes of a tile are asked for without a loop");
 
 // Of a lane: scores, then weights, of its warpgroup's keys.
 using row_scores = float[HALF_KEYS / 2];
