@@ -66,3 +66,18 @@ static __device__ __forceinline__ uint32_t unpack_e4m3(uint32_t x)
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(static_cast<uint16_t>(x)));
     return y;
 }
+
+// The same of the high two bytes. Taken apart like this, the instruction reads them where they are;
+// after a shift it would not.
+static __device__ __forceinline__ uint32_t unpack_high_e4m3(uint32_t x)
+{
+    uint32_t y;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, high;\n"
+        "}"
+        : "=r"(y)
+        : "r"(x));
+    return y;
+}

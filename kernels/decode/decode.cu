@@ -60,7 +60,7 @@ struct team : team_base<team> {
         by = scaling_of(args, kv_head_of(args, lane));
         // The other half may still be read.
         half ^= 1;
-        take_rows(q_rows(s, told.slot), s.q[KEEPS_Q ? half : 0], q);
+        take_rows(q_rows(s, told.slot), s.q[KEEPS_Q ? half : 0], by.scale, q);
         if (KEEPS_Q) sync_team();
     }
 

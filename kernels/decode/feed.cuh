@@ -20,6 +20,11 @@ static __device__ __forceinline__ uint32_t column_of(const attn_decode_args &arg
     return attn_divide(key, args.page_magic, args.page_shift);
 }
 
+static __device__ __forceinline__ bool is_page(const attn_decode_args &args, int32_t found)
+{
+    return found >= 0 && found < args.num_pages;
+}
+
 // Groups of a leaf, a bit each.
 constexpr uint32_t ALL_GROUPS = (1u << GROUPS) - 1;
 
@@ -216,41 +221,34 @@ struct batch {
     }
 };
 
-// The row of a group that lanes 2 * pair and 2 * pair + 1 copy: of 4 pairs, which write to shared
-// memory together, no two to the same banks, though the swizzle gives rows next to each other the
-// same pieces.
-static __device__ __forceinline__ int copied_row(int pair)
-{
-    const int low = pair & 1, middle = pair >> 1 & 1, high = pair >> 2 & 1;
-    if (LINE_PIECES == 8) return low * 2 + middle * 4 + high + (pair & 8);
-    if (LINE_PIECES == 4) return low + middle * 4 + high * 2 + (pair & 8);
-    return pair;
-}
-
-// A tile of K or V row by row, two lanes every other piece of a row: what differs between the copies
-// of a row are constants, and the sectors of memory are whole. `offset`: where this lane's keys lie,
-// in bytes; negative: nowhere.
+// A tile of K or V row by row. What the lanes of a warp copy at once are whole lines: so it is in all
+// banks of shared memory alike, and in as few lines of memory as there can be, each of which takes
+// the load unit a clock. `offset`: where this lane's keys lie, in bytes; negative: nowhere.
 static __device__ __forceinline__ void copy_tile(const void *g_pool, unsigned char *s_tile,
                                                  uint32_t s_full, int64_t head_offset,
                                                  const int64_t (&offset)[WORDS])
 {
-    constexpr int PAIRS = PIECES / 2, LINE_PAIRS = LINE_PIECES / 2;
-    const int row = copied_row(lane_id() / 2), column = lane_id() % 2;
+    constexpr int AT_ONCE = 32 / LINE_PIECES;
+    // The swizzle is the same 8 rows further.
+    constexpr int SWIZZLES = AT_ONCE < 8 ? 8 / AT_ONCE : 1;
+    const int row = lane_id() / LINE_PIECES, piece = lane_id() % LINE_PIECES;
     const unsigned char *const g_head =
-        static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES + column * 16;
-    uint32_t s_piece[LINE_PAIRS];
+        static_cast<const unsigned char *>(g_pool) + head_offset * KV_BYTES + piece * 16;
+    uint32_t s_piece[SWIZZLES];
 #pragma unroll
-    for (int i = 0; i < LINE_PAIRS; i++)
-        s_piece[i] = shared_address(s_tile) + piece_offset(row, i * 2 + column);
+    for (int i = 0; i < SWIZZLES; i++)
+        s_piece[i] = shared_address(s_tile) + piece_offset(i * AT_ONCE + row, piece);
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        const int64_t from = __shfl_sync(~0u, offset[g / 2], g % 2 * GROUP + row);
+    for (int i = 0; i < TILE / AT_ONCE; i++) {
+        const int first = i * AT_ONCE, in_group = first % GROUP;
+        const int64_t from = __shfl_sync(~0u, offset[first / 32], first % 32 + row);
         const bool is_absent = from < 0;
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++)
-            cp_async_16_unless(s_piece[i % LINE_PAIRS] + g * GROUP_STEP +
-                                   i / LINE_PAIRS * LINE_STEP,
-                               g_head + from + i * 32, is_absent);
+        for (int line = 0; line < LINES; line++)
+            cp_async_16_unless(s_piece[i % SWIZZLES] + first / GROUP * GROUP_STEP +
+                                   (in_group - i % SWIZZLES * AT_ONCE) * LINE_BYTES +
+                                   line * LINE_STEP,
+                               g_head + from + line * LINE_BYTES, is_absent);
     }
     cp_async_arrive(s_full);
     if (lane_id() == 0) barrier_arrive(s_full);
@@ -285,11 +283,6 @@ struct feed {
         : args(the_args), s(the_smem), at{ 0, 0 }, told{ 0, 0 }, info{ 0, 0 }, half(0),
           ahead(0), behind{ {}, 0, { 0, 0 }, false, 0 }
     {
-    }
-
-    __device__ __forceinline__ bool is_page(int32_t found) const
-    {
-        return found >= 0 && found < args.num_pages;
     }
 
     // A key's place in its page.
@@ -387,7 +380,7 @@ struct feed {
     // Groups of a batch that are in the pool: of a leaf GROUPS of them.
     __device__ __forceinline__ uint32_t find_groups(const batch &b) const
     {
-        return __ballot_sync(~0u, is_page(b.page[0]) & is_page(b.v_page(args, 0)));
+        return __ballot_sync(~0u, is_page(args, b.page[0]) & is_page(args, b.v_page(args, 0)));
     }
 
     // Where in its page this lane's group begins.
@@ -480,22 +473,30 @@ struct feed {
         at.next();
     }
 
+    // Where this lane's keys of a leaf lie in K or V. `there`: those that are in both pools.
+    template <bool IS_V>
+    __device__ __forceinline__ void find_rows(const batch &b, int64_t page_stride,
+                                              int64_t token_stride, int64_t (&offset)[WORDS],
+                                              uint32_t (&there)[WORDS]) const
+    {
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
+            const int32_t v_page = b.v_page(args, j), page = IS_V ? v_page : b.page[j];
+            const bool valid = is_page(args, b.page[j]) && is_page(args, v_page);
+            const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
+            offset[j] = valid ? (page * page_stride + slot * token_stride) * KV_BYTES : -1;
+#if ATTN_MUTATION == 24
+            offset[j] = (int32_t) offset[j];
+#endif
+            there[j] = __ballot_sync(~0u, valid);
+        }
+    }
+
     __device__ __forceinline__ void feed_rows(const batch &b, int32_t kv_head)
     {
         int64_t k_offset[WORDS];
         uint32_t there[WORDS];
-#pragma unroll
-        for (int j = 0; j < WORDS; j++) {
-            const bool valid = is_page(b.page[j]) && is_page(b.v_page(args, j));
-            const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
-            k_offset[j] =
-                valid ? (b.page[j] * args.k_page_stride + slot * args.k_token_stride) * KV_BYTES
-                      : -1;
-#if ATTN_MUTATION == 24
-            k_offset[j] = (int32_t) k_offset[j];
-#endif
-            there[j] = __ballot_sync(~0u, valid);
-        }
+        find_rows<false>(b, args.k_page_stride, args.k_token_stride, k_offset, there);
         const visible_keys keys = see(b, b.wanted, there);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
@@ -512,22 +513,6 @@ struct feed {
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
         copy_boxes(args.k_map, s_k, b.page[0], kv_head, groups, index, slot_of_group(b, index));
-    }
-
-    // Where this lane's keys of a leaf lie in K or V. `there`: those that are in both pools.
-    template <bool IS_V>
-    __device__ __forceinline__ void find_rows(const batch &b, int64_t page_stride,
-                                              int64_t token_stride, int64_t (&offset)[WORDS],
-                                              uint32_t (&there)[WORDS]) const
-    {
-#pragma unroll
-        for (int j = 0; j < WORDS; j++) {
-            const int32_t v_page = b.v_page(args, j), page = IS_V ? v_page : b.page[j];
-            const bool valid = is_page(b.page[j]) && is_page(v_page);
-            const int32_t slot = slot_of(b.first_key() + j * 32 + lane_id());
-            offset[j] = valid ? (page * page_stride + slot * token_stride) * KV_BYTES : -1;
-            there[j] = __ballot_sync(~0u, valid);
-        }
     }
 
     __device__ __forceinline__ void feed_k(const batch &b, int index, int32_t kv_head)

@@ -56,10 +56,10 @@ struct v_feed {
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
             // As the first warp has found; but a table may change under the kernel.
-            const bool is_page = page[j] >= 0 && page[j] < args.num_pages;
             offset[j] =
-                is_page ? (page[j] * args.v_page_stride + slot[j] * args.v_token_stride) * KV_BYTES
-                        : -1;
+                is_page(args, page[j])
+                    ? (page[j] * args.v_page_stride + slot[j] * args.v_token_stride) * KV_BYTES
+                    : -1;
 #if ATTN_MUTATION == 24
             offset[j] = (int32_t) offset[j];
 #endif

@@ -27,8 +27,8 @@ struct query {
     const uint2 *s_q;
     // Of this lane: row g from column 2t on.
     const unsigned char *s_row;
-    // What undoes the scaling of rows 2t and 2t + 1.
-    float unscale[ROW_BLOCKS][2];
+    // If queries are scaled: what scores of rows 2t and 2t + 1 are multiplied with.
+    float factor[ROW_BLOCKS][2];
 
     __device__ __forceinline__ uint2 get(int n, int step) const
     {
@@ -56,7 +56,7 @@ static __device__ __forceinline__ uint32_t scale_pair(uint32_t pair, float facto
 // Fragments from the rows of a unit. The columns of a step that lane t has are those that it has of
 // K: 2t, 2t + 1, 2t + 8, 2t + 9; E4M3: 4t .. 4t + 3. Into s_q each warp brings a part.
 static __device__ __forceinline__ void make_fragments(const unsigned char (&s_rows)[ROWS][Q_PITCH],
-                                                      uint2 *s_q, query &q)
+                                                      uint2 *s_q, float scale, query &q)
 {
     const int lane = rare_lane_id(), g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -79,7 +79,8 @@ static __device__ __forceinline__ void make_fragments(const unsigned char (&s_ro
             factor = __uint_as_float((uint32_t) (127 + log) << 23);
             const float undo = __uint_as_float((uint32_t) (127 - log) << 23);
 #pragma unroll
-            for (int c = 0; c < 2; c++) q.unscale[n][c] = __shfl_sync(~0u, undo, (t * 2 + c) * 4);
+            for (int c = 0; c < 2; c++)
+                q.factor[n][c] = __shfl_sync(~0u, undo, (t * 2 + c) * 4) * scale;
         }
 #pragma unroll
         for (int step = 0; step < DIM_STEPS; step++) {
@@ -96,11 +97,11 @@ static __device__ __forceinline__ void make_fragments(const unsigned char (&s_ro
 }
 
 static __device__ __forceinline__ void take_rows(const unsigned char (&s_rows)[ROWS][Q_PITCH],
-                                                 uint2 *s_q, query &q)
+                                                 uint2 *s_q, float scale, query &q)
 {
     q.s_q = s_q;
     q.s_row = &s_rows[lane_id() / 4][lane_id() % 4 * 4];
-    if constexpr (Q_IN_REGISTERS || KEEPS_Q) make_fragments(s_rows, s_q, q);
+    if constexpr (Q_IN_REGISTERS || KEEPS_Q) make_fragments(s_rows, s_q, scale, q);
 }
 
 // ---- scores
@@ -116,8 +117,8 @@ static __device__ __forceinline__ void load_k(uint32_t s_piece, uint32_t offset,
         for (int i = 0; i < 2; i++) {
             a[i][0] = unpack_e4m3(r[i * 2]);
             a[i][1] = unpack_e4m3(r[i * 2 + 1]);
-            a[i][2] = unpack_e4m3(r[i * 2] >> 16);
-            a[i][3] = unpack_e4m3(r[i * 2 + 1] >> 16);
+            a[i][2] = unpack_high_e4m3(r[i * 2]);
+            a[i][3] = unpack_high_e4m3(r[i * 2 + 1]);
         }
     } else {
 #pragma unroll
@@ -166,10 +167,7 @@ static __device__ __forceinline__ void scale_scores(const attn_decode_args &args
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if constexpr (SCALE_Q) r_s[g][n][i] *= q.unscale[n][i % 2];
-                r_s[g][n][i] *= by.scale;
-            }
+            for (int i = 0; i < 4; i++) r_s[g][n][i] *= SCALE_Q ? q.factor[n][i % 2] : by.scale;
     if (!(args.softcap > 0)) return;
 #pragma unroll
     for (int g = 0; g < OWN_GROUPS; g++)
@@ -332,7 +330,7 @@ static __device__ __forceinline__ void load_v(uint32_t s_row, uint32_t offset, i
             for (int half = 0; half < 2; half++) {
                 const uint32_t sorted = __byte_perm(r[i * 2 + half], 0, 0x3120);
                 a[i][half * 2] = unpack_e4m3(sorted);
-                a[i][half * 2 + 1] = unpack_e4m3(sorted >> 16);
+                a[i][half * 2 + 1] = unpack_high_e4m3(sorted);
             }
     } else {
         ldmatrix_x4_trans(r, pair_address(s_row, offset, step));

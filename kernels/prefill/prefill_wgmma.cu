@@ -242,6 +242,7 @@ struct feed {
         const uint32_t s_boxes = shared_address(s.ring[at.slot]) + first_line * TILE_LINE_BYTES +
                                  first_group * BOX_BYTES;
         if (!is_v && half == 0 && lane_id() < 4) s.there[at.slot].bits[lane_id()] = ~0u;
+        __syncwarp();
 #pragma unroll
         for (int from = 0; from < OWN_GROUPS; from += AT_ONCE) {
             int32_t page[AT_ONCE], slot[AT_ONCE];
@@ -274,14 +275,17 @@ struct feed {
     }
 
     // This warp's words of a tile; zeros where no query token sees a key: what is there might be NaN.
-    // Two lanes copy a row, every other piece, so that what differs between its pieces are constants;
-    // of 4 rows that are written together, as the swizzle has them, no two are in the same banks.
+    // What lanes copy at once are whole lines, as in decode/feed.cuh.
     __device__ __forceinline__ void copy_rows(int32_t tile, const lookup &pages)
     {
-        const int pair = lane_id() / 2, column = lane_id() % 2;
-        const int row = pair % 4 * 2 + pair / 4 % 2 + pair / 8 * 8;
-        const uint32_t s_own =
-            shared_address(s.ring[at.slot]) + line_offset(TILE_LINE_BYTES, row, column);
+        constexpr int AT_ONCE = 32 / LINE_PIECES;
+        const int row = lane_id() / LINE_PIECES, piece = lane_id() % LINE_PIECES;
+        // Of 8 rows, which the swizzle is over, those in the first and in the last 4.
+        uint32_t s_own[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            s_own[i] = shared_address(s.ring[at.slot]) +
+                       line_offset(TILE_LINE_BYTES, row + i * AT_ONCE, piece);
         const char *const g_pool = static_cast<const char *>(is_v ? args.v : args.k);
 #pragma unroll
         for (int j = 0; j < OWN_WORDS; j++) {
@@ -296,16 +300,18 @@ struct feed {
             const uint64_t g_key =
                 is_page(page) ? reinterpret_cast<uint64_t>(g_pool + offset * 2) : 0;
 #pragma unroll 1
-            for (int32_t i = 0; i < min(TILE - word * 32, 32); i += 16) {
-                const uint64_t g_found = __shfl_sync(~0u, g_key, i + row);
-                const char *const g_row =
-                    (g_found ? reinterpret_cast<const char *>(g_found) : g_pool) + column * 16;
-                const uint32_t s_row = s_own + (word * 32 + i) * LINE_BYTES;
+            for (int32_t i = 0; i < min(TILE - word * 32, 32); i += 2 * AT_ONCE)
 #pragma unroll
-                for (int k = 0; k < PIECES / 2; k++)
-                    cp_async_16_unless((s_row ^ k % 4 * 32) + k / 4 * TILE_LINE_BYTES,
-                                       g_row + k * 32, !g_found);
-            }
+                for (int k = 0; k < 2; k++) {
+                    const uint64_t g_found = __shfl_sync(~0u, g_key, i + k * AT_ONCE + row);
+                    const char *const g_row =
+                        (g_found ? reinterpret_cast<const char *>(g_found) : g_pool) + piece * 16;
+#pragma unroll
+                    for (int line = 0; line < LINES; line++)
+                        cp_async_16_unless(s_own[k] + (word * 32 + i) * LINE_BYTES +
+                                               line * TILE_LINE_BYTES,
+                                           g_row + line * LINE_BYTES, !g_found);
+                }
         }
         cp_async_commit();
         finish_rows<1>();

@@ -87,3 +87,8 @@ static inline uint32_t unpack_e4m3(uint32_t x)
 {
     return pack_f16(e4m3_value(x & 0xFF), e4m3_value(x >> 8 & 0xFF));
 }
+
+static inline uint32_t unpack_high_e4m3(uint32_t x)
+{
+    return unpack_e4m3(x >> 16);
+}
