@@ -136,7 +136,7 @@ struct team : team_base<team> {
     }
 
     // K of a leaf: its weights, and perhaps what becomes of its block.
-    __device__ __forceinline__ void weigh_leaf(const unit_info &unit, uint32_t leaf, bool may_skip)
+    __device__ __forceinline__ void weigh_leaf(const unit_info &unit, uint32_t leaf)
     {
         const visible_keys &keys = s.visible[info.slot];
         leaf_part &into = s.parts[part.slot];
@@ -148,7 +148,7 @@ struct team : team_base<team> {
         free_tiles();
         last_v = -1;
         combine_max(into, of_leaf);
-        if (may_skip && warp_id() == WARPS - 1) {
+        if (warp_id() == WARPS - 1) {
             blocks.add(keys, of_leaf);
             if (leaf % SKIP_LEAVES == SKIP_LEAVES - 1 || leaf + 1 == unit.end)
                 decide(leaf, unit.first);
@@ -181,10 +181,10 @@ struct team : team_base<team> {
     }
 
     // The leaf weighed `ago` leaves before the next one. One that is left out has no keys.
-    __device__ __forceinline__ void follow(int ago, bool may_skip, block<STEPS> &b)
+    __device__ __forceinline__ void follow(int ago, block<STEPS> &b)
     {
         const int slot = part.before(ago);
-        if (may_skip && static_cast<const skip_smem &>(s).is_part_dropped[slot])
+        if (static_cast<const skip_smem &>(s).is_part_dropped[slot])
             clear(b);
         else
             sum_leaf(s.visible[info.before(ago)], s.parts[slot], b);
@@ -193,32 +193,33 @@ struct team : team_base<team> {
     __device__ __forceinline__ void attend_unit_ahead(const unit_info &unit, block<STEPS> &b)
     {
         const uint32_t first = unit.first, end = unit.end;
-        const uint32_t ahead =
-            static_cast<const skip_smem &>(s).lambda[told.slot] > 0.0f ? AHEAD : 0;
         blocks.begin();
-        take_query(unit.lane);
 #pragma unroll 1
-        for (uint32_t leaf = first; leaf < end + ahead; leaf++) {
-            if (leaf < end) weigh_leaf(unit, leaf, ahead > 0);
-            if (leaf - first < ahead) {
+        for (uint32_t leaf = first; leaf < end + AHEAD; leaf++) {
+            if (leaf < end) weigh_leaf(unit, leaf);
+            if ((int32_t) (leaf - first) < AHEAD) {
                 // So that nothing has to be kept of it.
                 clear(b);
                 continue;
             }
-            const uint32_t now = leaf - ahead;
-            follow(min(leaf + 1, end) - now, ahead > 0, b);
+            const uint32_t now = leaf - AHEAD;
+            follow(min(leaf + 1, end) - now, b);
             push(waiting, first, now, now + 1 == end, b);
         }
     }
 
     __device__ __forceinline__ void attend_unit(const unit_info &unit, block<STEPS> &b)
     {
-        if constexpr (SKIPS) {
-            attend_unit_ahead(unit, b);
-            return;
-        }
         const uint32_t first = unit.first, end = unit.end;
         take_query(unit.lane);
+        if constexpr (SKIPS) {
+            if (static_cast<const skip_smem &>(s).lambda[told.slot] > 0.0f) {
+                attend_unit_ahead(unit, b);
+                return;
+            }
+            // The last leaf of the unit before may still be read where this one's first is told.
+            sync_team();
+        }
 #pragma unroll 1
         for (uint32_t leaf = first; leaf < end; leaf++) {
             attend_leaf(b);

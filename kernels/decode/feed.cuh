@@ -383,6 +383,11 @@ struct feed {
         return __ballot_sync(~0u, is_page(args, b.page[0]) & is_page(args, b.v_page(args, 0)));
     }
 
+    __device__ __forceinline__ int32_t kv_head_of_batch(const batch &b) const
+    {
+        return SKIPS ? kv_head_of(args, b.unit.lane) : b.kv_head;
+    }
+
     // Where in its page this lane's group begins.
     __device__ __forceinline__ int32_t slot_of_group(const batch &b, int index) const
     {
@@ -457,12 +462,13 @@ struct feed {
         for (int index = 0; b.leaf < b.end; b.leaf++, index += GROUPS) {
             const uint32_t s_k = wait_for_room();
             const uint32_t groups = find_groups(b) >> index & ALL_GROUPS;
-            begin_boxes(args.k_map, b.page[0], b.kv_head, groups, index, b.slot);
+            const int32_t kv_head = kv_head_of_batch(b), slot = slot_of_group(b, index);
+            begin_boxes(args.k_map, b.page[0], kv_head, groups, index, slot);
             if (is_new && index == 0) tell_unit(b.unit);
             tell_visible(see(b, groups));
             expect_boxes(s_k, groups);
-            copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), b.kv_head, groups, index,
-                       b.slot);
+            copy_boxes(args.v_map, wait_for_room(), b.v_page(args, 0), kv_head, groups, index,
+                       slot);
         }
     }
 
@@ -630,14 +636,15 @@ struct feed {
     __device__ __forceinline__ void copy(const batch &b)
     {
         const bool is_new = b.leaf == b.unit.first;
-        if (!SKIPS && args.has_boxes) {
+        if (SKIPS && is_new) begin_trail(b);
+        // Without K ahead of V a unit is as it is without skip-softmax.
+        if (args.has_boxes && (!SKIPS || ahead == 0)) {
             feed_boxes(b, is_new);
             return;
         }
-        if (SKIPS && is_new) begin_trail(b);
         if (is_new) tell_next_unit(b.unit);
         if (SKIPS)
-            feed_ahead(b, kv_head_of(args, b.unit.lane));
+            feed_ahead(b, kv_head_of_batch(b));
         else
             feed_rows(b, b.kv_head);
     }
