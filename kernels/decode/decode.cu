@@ -17,8 +17,9 @@
 // or merges, the others keep memory busy. What a unit comes to, a root, waits in the workspace
 // until the last of the 2^FAN_LOG next to each other merges them.
 //
-// With skip-softmax K is ahead of V: its scores tell whether V of a block of keys is read. What K
-// has given waits in shared memory. A leaf of a block that is left out has no keys.
+// With skip-softmax, where a sequence may skip at all, K is ahead of V: its scores tell whether V of a
+// block of keys is read. What K has given waits in shared memory. A leaf of a block that is left out
+// has no keys.
 //
 // Bound by memory: every K and V byte is read once. 64 sequences of 8192 keys, 8 KV heads, HEAD_DIM
 // 128 are 2.15 GB, 0.45 ms at 4.8 TB/s: an SM gets 128 keys of a head in 3,800 clocks. What else

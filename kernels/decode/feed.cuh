@@ -8,8 +8,8 @@
 // by row, and put zeros where nothing is attended. One warp has only so many copies under way, so
 // the warp that counts arrivals copies V then.
 //
-// Skip-softmax: K of a unit is AHEAD leaves ahead of V, which is copied once its block is known to
-// count. Of a block that does not, there is no V in the ring.
+// Skip-softmax: K of a unit of which blocks may be left out is AHEAD leaves ahead of V, which is
+// copied once its block is known to count. Of a block that does not, there is no V in the ring.
 #pragma once
 
 #include "decode/schedule.cuh"
@@ -240,14 +240,13 @@ static __device__ __forceinline__ void copy_tile(const void *g_pool, unsigned ch
         s_piece[i] = shared_address(s_tile) + piece_offset(i * AT_ONCE + row, piece);
 #pragma unroll
     for (int i = 0; i < TILE / AT_ONCE; i++) {
-        const int first = i * AT_ONCE, in_group = first % GROUP;
+        const int first = i * AT_ONCE, swizzled = i / SWIZZLES * SWIZZLES * AT_ONCE;
         const int64_t from = __shfl_sync(~0u, offset[first / 32], first % 32 + row);
         const bool is_absent = from < 0;
 #pragma unroll
         for (int line = 0; line < LINES; line++)
-            cp_async_16_unless(s_piece[i % SWIZZLES] + first / GROUP * GROUP_STEP +
-                                   (in_group - i % SWIZZLES * AT_ONCE) * LINE_BYTES +
-                                   line * LINE_STEP,
+            cp_async_16_unless(s_piece[i % SWIZZLES] + swizzled / GROUP * GROUP_STEP +
+                                   swizzled % GROUP * LINE_BYTES + line * LINE_STEP,
                                g_head + from + line * LINE_BYTES, is_absent);
     }
     cp_async_arrive(s_full);
