@@ -27,7 +27,7 @@ SPILLS = {"_d32": 8, "_d64": 8, "_e4m3_d32": 32, "_e4m3_d128_r16": 32,
           # Skip-softmax, not tuned yet: scores of leaves whose V is not there wait beside a leaf.
           "_skip": 80, "_d512_r16_skip": 256,
           # In the warps that copy, whose registers the others have, and outside of that loop.
-          "_d64_r192": 256, "_fa128": 48, "_r64": 96}
+          "_d64_r192": 256, "_r32": 96, "_r64": 96}
 
 # The library counts threads and shared memory of a row's blocks here, which needs the rest.
 SOURCES = ["pack", "elf_check", "env", "status", "version"]

@@ -40,8 +40,8 @@ constexpr int TILE_LINE_BYTES = TILE * LINE_BYTES;
 // A box is a group of keys, of one line.
 constexpr int BOX_BYTES = GROUP * LINE_BYTES;
 // Registers of a thread that multiplies and of one that copies: together what an SM has.
-constexpr int MULTIPLY_REGISTERS = PARTS == 3 ? 160 : PARTS == 2 ? 224 : 232;
-constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : PARTS == 2 ? 56 : 120;
+constexpr int MULTIPLY_REGISTERS = PARTS == 3 ? 160 : PARTS == 2 ? 216 : 232;
+constexpr int COPY_REGISTERS = PARTS == 3 ? 32 : PARTS == 2 ? 72 : 120;
 // Named barriers, one for each part: it is its turn; its own threads.
 constexpr int TURN_BARRIER = 1;
 constexpr int PART_BARRIER = TURN_BARRIER + PARTS;
