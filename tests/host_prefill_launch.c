@@ -423,6 +423,7 @@ Test(prefill_launch, has_no_gpu_for_a_target)
 
 // ---- the short form
 
+#define MOST_SHORT ATTN_PREFILL_SHORT_TOKENS
 #define SHORT_DECODE "decode_bf16_bf16_d128_r64"
 #define SHORT_PREFILL "prefill_bf16_d128"
 
@@ -460,7 +461,7 @@ static const struct attn_decode_args *expect_decode(const int before, const int3
     const struct fake_launch *const launch =
         &fake.launches[(fake.num_launches - 1 - before) % FAKE_MAX_LAUNCHES];
     cr_assert_eq(strncmp(launch->kernel, "decode_", 7), 0, "%s", launch->kernel);
-    cr_expect_eq(launch->args.most_tokens, ATTN_PREFILL_SHORT_TOKENS);
+    cr_expect_eq(launch->args.most_tokens, MOST_SHORT);
     cr_expect_eq(launch->args.q_len, tokens);
     cr_expect_eq(launch->stream, STREAM);
     return &launch->args;
@@ -505,23 +506,23 @@ Test(prefill_launch, launches_both_forms_where_both_may_be)
     set_ragged(&params);
     cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK, "%s", attn_last_error());
     cr_assert_eq(fake.num_launches, 2);
-    const struct attn_decode_args *args = expect_decode(1, 256);
+    const struct attn_decode_args *args = expect_decode(1, MOST_SHORT);
     cr_expect_str_eq(fake.launches[0].kernel, SHORT_DECODE);
     cr_expect(args->cu_seqlens == AT(6) && args->seq_lens == AT(7) && args->q_offsets == AT(8));
     cr_expect_eq(args->num_tokens, 900);
     cr_expect_str_eq(last_launch()->kernel, SHORT_PREFILL);
-    cr_expect_eq(last_launch()->prefill.short_tokens, ATTN_PREFILL_SHORT_TOKENS);
-    // At most 3 sequences of 257 tokens and more.
+    cr_expect_eq(last_launch()->prefill.short_tokens, MOST_SHORT);
+    // At most 3 sequences that are long.
     cr_expect_eq(last_launch()->prefill.tiles, (900 + 3 * 63) / 64);
-    params.num_tokens = 2 * 257 - 1;
+    params.num_tokens = 2 * (MOST_SHORT + 1) - 1;
     cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK);
-    cr_expect_eq(last_launch()->prefill.tiles, (2 * 257 - 1 + 63) / 64);
+    cr_expect_eq(last_launch()->prefill.tiles, (2 * (MOST_SHORT + 1) - 1 + 63) / 64);
     // None of them can be long.
     const int launches = fake.num_launches;
-    params.num_tokens = 256;
+    params.num_tokens = MOST_SHORT;
     cr_assert_eq(attn_prefill(device, &params, STREAM), ATTN_OK);
     cr_expect_eq(fake.num_launches, launches + 1);
-    expect_decode(0, 256);
+    expect_decode(0, MOST_SHORT);
     params.num_tokens = 3;
     expect_launch(attn_prefill, &params, "decode_bf16_bf16_d128_wide");
     expect_decode(0, 3);
@@ -532,9 +533,9 @@ Test(prefill_launch, has_one_form_for_one_length)
     open_device(ATTN_DEVICE_ORDINAL);
     struct attn_prefill_params params = short_params(1);
     expect_launch(attn_prefill, &params, "decode_bf16_bf16_d128");
-    params = short_params(256);
+    params = short_params(MOST_SHORT);
     expect_launch(attn_prefill, &params, SHORT_DECODE);
-    params = short_params(257);
+    params = short_params(MOST_SHORT + 1);
     expect_launch(attn_prefill, &params, SHORT_PREFILL);
     cr_expect_eq(last_launch()->prefill.short_tokens, 0);
     // Not by the originals.
@@ -630,7 +631,7 @@ Test(prefill_launch, keeps_to_its_workspace)
             size_t last_bytes = 0;
             int32_t last_count = 0;
             for (size_t b = 0; b < COUNT(batches); b++)
-                for (int32_t tokens = 1; tokens <= 256; tokens += tokens < 20 ? 1 : 59) {
+                for (int32_t tokens = 1; tokens <= MOST_SHORT; tokens += tokens < 20 ? 1 : 27) {
                     struct attn_prefill_params params = short_params(tokens);
                     params.num_q_heads = 8 * ratios[r];
                     params.max_pages_per_seq = pages[p];

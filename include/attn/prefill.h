@@ -45,7 +45,7 @@ extern "C" {
 #define ATTN_PREFILL_FA128_HEAD_DIM 256
 
 // Query tokens of a sequence at most, and the largest window, in the short form.
-#define ATTN_PREFILL_SHORT_TOKENS 256
+#define ATTN_PREFILL_SHORT_TOKENS 128
 #define ATTN_PREFILL_SHORT_WINDOW (1 << 30)
 
 struct attn_prefill_params {

@@ -26,8 +26,8 @@
     }
 #define CHUNKS(model, keys, q, kv, dim, total) \
     CHUNK(model, 1, keys, q, kv, dim, total), CHUNK(model, 16, keys, q, kv, dim, total), \
-        CHUNK(model, 64, keys, q, kv, dim, total), CHUNK(model, 256, keys, q, kv, dim, total), \
-        CHUNK(model, 257, keys, q, kv, dim, total)
+        CHUNK(model, 64, keys, q, kv, dim, total), CHUNK(model, 128, keys, q, kv, dim, total), \
+        CHUNK(model, 129, keys, q, kv, dim, total)
 
 static const struct prefill_bench_shape shapes[] = {
     { "24q4 d256, 2k", BF16, 1, 2048, 0, 24, 4, 256, 16, false, false },

@@ -1080,7 +1080,7 @@ class Prefill(Program):
             self.assertIn(wanted, names)
         short = self.expect(0, "bench", "prefill", "--list", "--set", "short").stdout.splitlines()
         self.assertEqual(len(short), 30)
-        self.assertTrue({"24q4 d256, 1 of 8k", "32q8 d128, 257 of 128k"} <= set(short), short)
+        self.assertTrue({"24q4 d256, 1 of 8k", "32q8 d128, 129 of 128k"} <= set(short), short)
         self.assertFalse(set(short) & set(names))
 
 
