@@ -182,6 +182,13 @@ def check_sets(here):
     run = here.folder / "sets"
     expect_ok(here.record("run", here.build, run, "--sets", "swap,decode"))
     assert list(json.loads((run / "run.json").read_text())["sets"]) == ["swap", "decode"]
+    # One block of a later run, and no other, not even to say what that run lacks.
+    before = here.blocks()
+    expect_ok(here.write(run, "--blocks", "swap"))
+    after = here.blocks()
+    assert after["swap"] == before["swap"] + "\nIn a later run, at commit abc.\n", after["swap"]
+    assert {**after, "swap": before["swap"]} == before
+    expect_refused(here.write(run, "--blocks", "swap,swab"), "swab: none of run, decode, ")
     expect_refused(here.record("run", here.build, here.folder / "none", "--sets", "decod"), "there is no decod; ")
 
 
