@@ -529,7 +529,7 @@ static enum attn_status launch_kernel(const struct attn_device *const device,
 {
     if (device->grid_limit > 0) limit_grid(device, shape, launch);
     struct attn_decode_args args = fill_args(params, chunks, launch);
-    attn_decode_set_boxes(device, params, launch->row->warpgroups > 0, &args);
+    attn_decode_set_boxes(device, params, launch->row, &args);
     return attn_device_launch(device, launch->row, launch->grid, &args, stream);
 }
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 // Raised whenever a struct below, or the argument struct of a kernel, changes.
-#define ATTN_PACK_ABI 7u
+#define ATTN_PACK_ABI 8u
 // The symbol of a shared pack. In a static build it is attn_pack_<target>.
 #define ATTN_PACK_SYMBOL "attn_pack"
 

@@ -636,7 +636,7 @@ Test(target, skips_unsound_packs_with_a_sentence)
     static const struct {
         const char *kind, *sentence;
     } cases[] = {
-        { "abi", "ABI 1, this library needs 7" },
+        { "abi", "ABI 1, this library needs 8" },
         { "size", "have 8 and" },
         { "row_size", "and 4 bytes" },
         { "arch", "disagree" },

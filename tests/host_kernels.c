@@ -116,7 +116,7 @@ TestSuite(kernels, .init = set_up, .fini = tear_down, .timeout = 300);
 
 Test(kernels, agree_with_the_definition)
 {
-    const int32_t pages[] = { 16, 1, 48, 3 };
+    const int32_t pages[] = { 16, 1, 48, 3, 128, 32 };
     struct attn_device *device = open_device(NULL, 0);
     for (size_t k = 0; k < COUNT(kinds); k++)
         for (size_t i = 0; i < COUNT(pages); i++) {
@@ -265,7 +265,7 @@ Test(kernels, report_bad_data)
         struct decode_case c = case_of(&kinds[k]);
         c.lens = DECODE_LENS_FULL;
         c.len = 200;
-        c.page_size = k % 2 ? 16 : 3;
+        c.page_size = k % 2 ? (k % 4 == 1 ? 16 : 64) : 3;
         struct decode_data *clean = run(&c, device), *bad;
         cr_assert_eq(decode_data_build(&bad, &c, device), ATTN_OK, "%s", attn_last_error());
         int32_t *const table = decode_image(bad, DECODE_ZONE_TABLE);
@@ -301,7 +301,7 @@ static struct decode_case tree_of(const struct kind *k, const int32_t *lens, int
 // Every kernel with every tree; all else takes turns.
 Test(kernels, take_trees)
 {
-    const int32_t pages[] = { 16, 1, 48, 7 };
+    const int32_t pages[] = { 16, 1, 48, 7, 64, 128, 32 };
     struct attn_device *device = open_device(NULL, 0);
     for (size_t k = 0; k < COUNT(kinds); k++)
         for (int tree = 0; tree < NUM_DECODE_TREES; tree++) {
@@ -340,7 +340,7 @@ Test(kernels, take_many_tokens)
         c.tree = k % 3 ? DECODE_TREE_RANDOM : DECODE_TREE_NONE;
         c.window = k % 4 ? 30 : 0;
         c.window_form = (enum attn_window_form)(k % 2);
-        c.page_size = k % 2 ? 16 : 9;
+        c.page_size = k % 2 ? (k % 4 == 1 ? 16 : 128) : 9;
         c.v_table = k % 2;
         expect_right(&c, device);
     }
@@ -457,7 +457,7 @@ Test(kernels, report_bad_pages_of_drafts)
     for (size_t k = 0; k < COUNT(kinds); k++) {
         struct decode_case c = tree_of(&kinds[k], lens, COUNT(lens));
         struct attn_check check;
-        c.page_size = k % 2 ? 1 : 16;
+        c.page_size = k % 2 ? 1 : k % 4 == 0 ? 16 : 64;
         c.tree = DECODE_TREE_STAR;
         c.v_table = true;
         struct decode_data *clean = run(&c, device), *bad;

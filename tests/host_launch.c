@@ -826,6 +826,9 @@ static void expect_map(const struct fake_map *const map, const void *const pool,
     }
 }
 
+// A row whose warps share rows.
+static const struct attn_pack_row shared_rows = { .tile = TILE };
+
 // K with tokens outside heads, V with heads outside tokens and gaps between pages; then the other
 // way round.
 static void expect_boxes(const struct box_case *const c)
@@ -847,7 +850,7 @@ static void expect_boxes(const struct box_case *const c)
         params.v_token_stride = v->token;
         params.v_head_stride = v->head;
         fake.num_maps = 0;
-        attn_decode_set_boxes(device, &params, 0, &args);
+        attn_decode_set_boxes(device, &params, &shared_rows, &args);
         cr_assert(args.has_boxes && fake.num_maps == 2, "%s, head_dim %d: %d maps",
                   attn_dtype_name(c->kv), c->head_dim, fake.num_maps);
         expect_map(&fake.maps[0], params.k_pool, &params, c, k);
@@ -876,6 +879,34 @@ Test(launch, describes_boxes)
     };
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) expect_boxes(&cases[i]);
+}
+
+// Warpgroups take as many keys at a time as lie in one page whatever the sequence, up to a tile.
+Test(launch, takes_large_boxes_for_warpgroups)
+{
+    static const struct {
+        int32_t page_size, keys;
+    } cases[] = { { 16, 16 },   { 32, 32 },  { 48, 16 },   { 64, 64 },  { 96, 32 },
+                  { 128, 128 }, { 192, 64 }, { 256, 128 }, { 320, 64 }, { 1024, 128 } };
+    static const struct attn_pack_row row = { .tile = 128, .warpgroups = 2 };
+    struct attn_decode_params params = right_params();
+    params.head_dim = 128;
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct attn_decode_args args = { .splits = 1 };
+        params.page_size = cases[i].page_size;
+        params.k_token_stride = params.v_token_stride = 4 * 128;
+        params.k_head_stride = params.v_head_stride = 128;
+        params.k_page_stride = params.v_page_stride = params.page_size * params.k_token_stride;
+        fake.num_maps = 0;
+        attn_decode_set_boxes(device, &params, &row, &args);
+        cr_assert(args.has_boxes && fake.num_maps == 2);
+        cr_expect_eq(args.box_groups, cases[i].keys / ATTN_BOX_KEYS, "pages of %d",
+                     params.page_size);
+        for (int j = 0; j < 2; j++)
+            cr_expect_eq(fake.maps[j].box[1], (uint32_t) cases[i].keys, "pages of %d: %u",
+                         params.page_size, fake.maps[j].box[1]);
+    }
 }
 
 // The launch happens either way.

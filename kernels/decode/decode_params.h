@@ -11,7 +11,8 @@
 
 struct attn_decode_args {
     // If has_boxes: K and V as tensors of columns of a line of at most 128 bytes, slots, lines of a
-    // row, heads, pages, with boxes of a line, ATTN_BOX_KEYS slots, all lines, swizzled.
+    // row, heads, pages, with boxes of a line, ATTN_BOX_KEYS slots, all lines, swizzled. Where
+    // warpgroups multiply, of box_groups times as many slots, and one line.
     struct attn_box_map k_map, v_map;
     const void *q;
     void *o;
@@ -78,7 +79,7 @@ struct attn_decode_args {
     int32_t min_shift;
     // Of all blocks, at most.
     int32_t most_units;
-    int32_t has_boxes;
+    int32_t has_boxes, box_groups;
     float scale;
     float softcap;
     float k_scale, v_scale;

@@ -393,6 +393,16 @@ struct feed {
         return SKIPS ? slot_of(b.first_key() + (lane_id() - index) * GROUP) : b.slot;
     }
 
+    // Groups of a leaf that come with these: a box brings all that it has.
+    __device__ __forceinline__ uint32_t groups_of_boxes(uint32_t groups) const
+    {
+        if (!OWNS_ROWS || groups == ALL_GROUPS) return groups;
+        if (args.box_groups >= 2) groups |= (groups & 0x55) << 1 | (groups & 0xAA) >> 1;
+        if (args.box_groups >= 4) groups |= (groups & 0x33) << 2 | (groups & 0xCC) >> 2;
+        if (args.box_groups >= 8) groups |= groups << 4 | groups >> 4;
+        return groups & ALL_GROUPS;
+    }
+
     // A group of K or V: a box, or as many as there are lines.
     __device__ __forceinline__ void copy_group(const attn_box_map &map, uint32_t s_group,
                                                uint32_t s_full, int32_t slot, int32_t kv_head,
@@ -406,6 +416,23 @@ struct feed {
             copy_box(s_group, &map, s_full, slot, kv_head, page);
     }
 
+    // The same of boxes of several groups: a page is known where one of them is wanted.
+    __device__ __forceinline__ void begin_large_boxes(const attn_box_map &map, uint32_t s_tile,
+                                                      uint32_t s_full, int32_t page,
+                                                      int32_t kv_head, uint32_t groups, int index,
+                                                      int32_t slot, bool is_one)
+    {
+#pragma unroll 1
+        for (int g = 0; g < GROUPS; g += args.box_groups) {
+            const uint32_t wanted = groups >> g & ((1u << args.box_groups) - 1);
+            if (wanted == 0) continue;
+            const int32_t own_page = __shfl_sync(~0u, page, index + g + __ffs(wanted) - 1);
+            const int32_t own_slot = __shfl_sync(~0u, slot, index + g);
+            if (is_one)
+                copy_group(map, s_tile + g * GROUP_STEP, s_full, own_slot, kv_head, own_page);
+        }
+    }
+
     // K or V of a leaf. `groups`: those that are to be copied; `index`: the lane of the first one's
     // page. Their bytes are still to be expected.
     __device__ __forceinline__ void begin_boxes(const attn_box_map &map, int32_t page,
@@ -415,7 +442,9 @@ struct feed {
         const uint32_t s_tile = shared_address(s.ring[at.slot]);
         const uint32_t s_full = shared_address(&s.full[at.slot]);
         const bool is_one = is_elected();
-        if (groups == ALL_GROUPS) {
+        if (OWNS_ROWS && args.box_groups > 1) {
+            begin_large_boxes(map, s_tile, s_full, page, kv_head, groups, index, slot, is_one);
+        } else if (groups == ALL_GROUPS) {
             // One after the other, with no branch between them.
             int32_t pages[GROUPS], slots[GROUPS];
 #pragma unroll
@@ -442,7 +471,8 @@ struct feed {
 
     __device__ __forceinline__ void expect_boxes(uint32_t s_full, uint32_t groups)
     {
-        if (lane_id() == 0) barrier_arrive_expect(s_full, __popc(groups) * GROUP_BYTES);
+        if (lane_id() == 0)
+            barrier_arrive_expect(s_full, __popc(groups_of_boxes(groups)) * GROUP_BYTES);
     }
 
     __device__ __forceinline__ void copy_boxes(const attn_box_map &map, uint32_t s_full,
