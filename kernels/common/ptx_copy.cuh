@@ -60,6 +60,12 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t s_barrier)
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(s_barrier) : "memory");
 }
 
+// Arrives for as many.
+static __device__ __forceinline__ void barrier_arrive_times(uint32_t s_barrier, uint32_t count)
+{
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(s_barrier), "r"(count) : "memory");
+}
+
 // Arrives, and makes the phase wait for that many bytes as well.
 static __device__ __forceinline__ void barrier_arrive_expect(uint32_t s_barrier, uint32_t bytes)
 {

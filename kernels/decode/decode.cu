@@ -31,8 +31,6 @@
 
 struct team : team_base<team> {
     shared_smem &s;
-    // The place of V of the leaf before.
-    int32_t last_v;
     // Which half of s.q it is in.
     int32_t half;
     query q;
@@ -44,16 +42,10 @@ struct team : team_base<team> {
 
     __device__ __forceinline__ team(const attn_decode_args &the_args, smem &the_smem,
                                     float *g_stack)
-        : team_base(the_args, the_smem, g_stack), s(static_cast<shared_smem &>(the_smem)),
-          last_v(-1), half(0), s_piece(first_piece(the_smem.ring)),
+        : team_base(the_args, the_smem, g_stack), s(static_cast<shared_smem &>(the_smem)), half(0),
+          s_piece(first_piece(the_smem.ring)),
           s_row(first_v(the_smem.ring)), part{ 0, 0 }, decision{ 0, 0 }, blocks{}
     {
-    }
-
-    // Once all warps are done with it.
-    __device__ __forceinline__ void free_tile(int32_t slot) const
-    {
-        if (threadIdx.x == 0) barrier_arrive(shared_address(&s.empty[slot]));
     }
 
     __device__ __forceinline__ void take_query(int32_t lane)
@@ -91,11 +83,10 @@ struct team : team_base<team> {
         find_max(into, r_s);
     }
 
-    // K was read, and V of the leaf before.
-    __device__ __forceinline__ void free_tiles()
+    // The tile, of K, which all warps are done with: one of them counts for all.
+    __device__ __forceinline__ void free_k()
     {
-        if (last_v >= 0) free_tile(last_v);
-        free_tile(at.slot);
+        if (threadIdx.x == 0) barrier_arrive_times(shared_address(&s.empty[at.slot]), WARPS);
         at.next();
     }
 
@@ -107,8 +98,7 @@ struct team : team_base<team> {
         const bool are_whole = keys.are_whole;
         if (is_scorer()) score(keys, are_whole, s.parts[0], r_s);
         sync_team();
-        free_tiles();
-        last_v = at.slot;
+        free_k();
         combine_max(s.parts[0], b);
         if (is_scorer()) weigh(s.parts[0], r_s, b);
         if (!are_whole) clear_unseen(keys);
@@ -116,7 +106,7 @@ struct team : team_base<team> {
         combine_sums(s.parts[0], b);
         wait_for_tile();
         multiply_v(s.parts[0], s_row, at.slot * TILE_BYTES, b);
-        at.next();
+        free_tile();
         info.next();
     }
 
@@ -146,8 +136,7 @@ struct team : team_base<team> {
         wait_for_tile();
         if (is_scorer()) score(keys, keys.are_whole, into, r_s);
         sync_team();
-        free_tiles();
-        last_v = -1;
+        free_k();
         combine_max(into, of_leaf);
         if (warp_id() == WARPS - 1) {
             blocks.add(keys, of_leaf);
@@ -164,11 +153,6 @@ struct team : team_base<team> {
     __device__ __forceinline__ void sum_leaf(const visible_keys &keys, const leaf_part &from,
                                              block<STEPS> &b)
     {
-        // There was no K in between, to free it after.
-        if (last_v >= 0) {
-            sync_team();
-            free_tile(last_v);
-        }
         wait_for_tile();
         if (!keys.are_whole && args.has_boxes) {
             clear_rows<WARPS>(s.ring[at.slot], keys, warp_id());
@@ -177,8 +161,7 @@ struct team : team_base<team> {
         combine_max(from, b);
         combine_sums(from, b);
         multiply_v(from, s_row, at.slot * TILE_BYTES, b);
-        last_v = at.slot;
-        at.next();
+        free_tile();
     }
 
     // The leaf weighed `ago` leaves before the next one. One that is left out has no keys.

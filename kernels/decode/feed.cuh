@@ -527,16 +527,15 @@ struct feed {
         }
     }
 
-    __device__ __forceinline__ void feed_rows(const batch &b, int32_t kv_head)
+    __device__ __forceinline__ void feed_k_rows(const batch &b, int32_t kv_head)
     {
-        int64_t k_offset[WORDS];
+        int64_t offset[WORDS];
         uint32_t there[WORDS];
-        find_rows<false>(b, args.k_page_stride, args.k_token_stride, k_offset, there);
+        find_rows<false>(b, args.k_page_stride, args.k_token_stride, offset, there);
         const visible_keys keys = see(b, b.wanted, there);
         const uint32_t s_k = wait_for_room();
         tell_visible(keys);
-        copy_rows(args.k, s_k, kv_head * args.k_head_stride, k_offset);
-        at.next();
+        copy_rows(args.k, s_k, kv_head * args.k_head_stride, offset);
     }
 
     // ---- skip-softmax
@@ -556,13 +555,7 @@ struct feed {
             feed_k_boxes(b, kv_head, find_groups(b) >> index & ALL_GROUPS, index);
             return;
         }
-        int64_t offset[WORDS];
-        uint32_t there[WORDS];
-        find_rows<false>(b, args.k_page_stride, args.k_token_stride, offset, there);
-        const visible_keys keys = see(b, b.wanted, there);
-        const uint32_t s_k = wait_for_room();
-        tell_visible(keys);
-        copy_rows(args.k, s_k, kv_head * args.k_head_stride, offset);
+        feed_k_rows(b, kv_head);
     }
 
     __device__ __forceinline__ void feed_v(const batch &b, int index, int32_t kv_head)
@@ -672,10 +665,13 @@ struct feed {
             return;
         }
         if (is_new) tell_next_unit(b.unit);
-        if (SKIPS)
+        if (SKIPS) {
             feed_ahead(b, kv_head_of_batch(b));
-        else
-            feed_rows(b, b.kv_head);
+            return;
+        }
+        feed_k_rows(b, b.kv_head);
+        // Another warp copies V.
+        at.next();
     }
 
     // The block's items. The first batch does not wait until more is known, nor until it is known
@@ -697,7 +693,9 @@ struct feed {
         }
         unit_info none = {};
         none.lane = -1;
-        tell_next_unit(none);
+        // As late as one that has leaves: what its place had is done with by then.
+        wait_for_room();
+        tell_unit(none);
         // Whoever is done last leaves the counters as they were.
         if (lane_id() == 0) {
             __threadfence();

@@ -37,6 +37,14 @@ template <class TEAM> struct team_base {
         barrier_wait(shared_address(&s.full[at.slot]), at.phase);
     }
 
+    // Done with the tile: each warp counts for itself, and need not have met the others.
+    __device__ __forceinline__ void free_tile()
+    {
+        __syncwarp();
+        if (lane_id() == 0) barrier_arrive(shared_address(&s.empty[at.slot]));
+        at.next();
+    }
+
     __device__ __forceinline__ void store_unit(float *root, const block<STEPS> &b) const
     {
 #pragma unroll
@@ -142,8 +150,7 @@ static __device__ __forceinline__ void init_barriers(const attn_decode_args &arg
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
         barrier_init(shared_address(&s.full[i]), copies);
-        // Where warps share rows, one thread has met them all.
-        barrier_init(shared_address(&s.empty[i]), OWNS_ROWS ? WARPS : 1);
+        barrier_init(shared_address(&s.empty[i]), WARPS);
     }
 #pragma unroll
     for (int i = 0; i < INFOS; i++) barrier_init(shared_address(&s.told[i]), 1);

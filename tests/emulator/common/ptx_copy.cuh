@@ -88,6 +88,11 @@ static inline void barrier_arrive_expect(uint32_t s_barrier, uint32_t bytes)
     emulator::barrier_arrive(s_barrier, bytes);
 }
 
+static inline void barrier_arrive_times(uint32_t s_barrier, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) emulator::barrier_arrive(s_barrier, 0);
+}
+
 static inline void cp_async_arrive(uint32_t s_barrier)
 {
     emulator::barrier_arrive(s_barrier, 0);
