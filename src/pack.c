@@ -132,7 +132,8 @@ int32_t attn_pack_row_smem(const struct attn_pack_row *const row)
     if (row->op == ATTN_ROW_TILED)
         return attn_tiled_smem_bytes(row->head_dim, row->warps, row->stages);
     if (row->warpgroups > 0)
-        return attn_decode_group_smem_bytes(row->head_dim, row->tile, row->stages, row->levels);
+        return attn_decode_group_smem_bytes(row->head_dim, row->rows, row->tile, row->stages,
+                                            row->levels);
     const int32_t kv_bytes = row->kv == ATTN_ROW_E4M3 ? 1 : 2;
     return attn_decode_smem_bytes(row->head_dim, kv_bytes, row->rows, row->tile, row->warps,
                                   row->stages, row->levels, row->ahead);
@@ -200,8 +201,8 @@ static bool is_sane_row(const struct attn_pack_row *const row)
     const bool blocks = row->per_sm >= 1 && row->per_sm <= 32 && row->levels >= 0 &&
                         row->levels <= 16 && row->ahead >= 0 && row->ahead <= 64;
     const bool groups =
-        row->warpgroups == 0 || (row->warpgroups == 2 && row->rows == 64 && row->warps == 8 &&
-                                 row->kv == row->q && row->ahead == 0);
+        row->warpgroups == 0 || (row->warpgroups == 2 && (row->rows == 32 || row->rows == 64) &&
+                                 row->warps == 8 && row->kv == row->q && row->ahead == 0);
     return row->op == ATTN_ROW_DECODE && types && shape && tile && blocks && groups &&
            row->min_rows >= 0;
 }

@@ -229,7 +229,7 @@ Test(launch, takes_warpgroups_for_many_rows)
     const struct fake_launch *const launch = last_launch();
     cr_expect_str_eq(launch->kernel, "decode_bf16_bf16_d128_r64");
     cr_expect_eq(launch->block[0], (8 + 4) * 32);
-    cr_expect_eq(launch->smem_bytes, attn_decode_group_smem_bytes(128, TILE, 2, 1));
+    cr_expect_eq(launch->smem_bytes, attn_decode_group_smem_bytes(128, 64, TILE, 2, 1));
     cr_expect(launch->args.group_rows == 64 && launch->args.row_groups == 3);
     cr_expect_eq(launch->args.most_units, (int32_t) launch->grid[0] * ATTN_DECODE_GROUP_UNITS);
     // Boxes of one line of a row's two.

@@ -224,6 +224,17 @@ static __device__ __forceinline__ float load_global_float(const float *g_source)
     return value;
 }
 
+// The same, 8 bytes.
+static __device__ __forceinline__ float2 load_global_float2(const float2 *g_source)
+{
+    float2 value;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(value.x), "=f"(value.y)
+                 : "l"(g_source)
+                 : "memory");
+    return value;
+}
+
 // The same, 16 bytes.
 static __device__ __forceinline__ float4 load_global_float4(const float4 *g_source)
 {

@@ -23,13 +23,17 @@ constexpr int LEVELS = ROW_LEVELS;
 #endif
 constexpr int AHEAD = ROW_AHEAD;
 constexpr bool SKIPS = AHEAD > 0;
-// Whether two warpgroups multiply, for 64 query rows; else warps do.
+// Whether two warpgroups multiply, for 32 or 64 query rows; else warps do.
 #ifndef ROW_WARPGROUPS
 #define ROW_WARPGROUPS 0
 #endif
-// Of the result a warp has 16 query rows, and half of the columns, those of its warpgroup; else all
-// rows, some columns.
+// Of the result a warp has 16 rows, and half of the columns, those of its warpgroup; else all rows,
+// some columns.
 constexpr bool OWNS_ROWS = ROW_WARPGROUPS > 0;
+// Rows of a product, and of a lane's two those that are query rows. Of 32 query rows each warp has 8,
+// the first of its 16, so that all have as much to do.
+constexpr int MMA_ROWS = OWNS_ROWS ? 64 : ROWS;
+constexpr int LANE_ROWS = OWNS_ROWS && ROWS == 32 ? 1 : 2;
 
 // Types as in src/pack.h.
 constexpr bool Q_IS_BF16 = ROW_Q == 1;
@@ -47,6 +51,8 @@ constexpr int THREADS = WARPS * 32;
 constexpr int BLOCK_THREADS =
     OWNS_ROWS ? ATTN_DECODE_GROUP_THREADS(WARPS) : ATTN_DECODE_THREADS(WARPS);
 constexpr int BLOCK_WARPS = BLOCK_THREADS / 32;
+// Those that count pieces, each some of them: not those that only lend their registers.
+constexpr int COUNT_THREADS = ATTN_DECODE_THREADS(WARPS), COUNT_WARPS = COUNT_THREADS / 32;
 constexpr int DIM_STEPS = HEAD_DIM / 16;
 // What a lane has of a block of the merge tree: of row blocks some steps, four values each. Columns
 // of a step; those of a warp are from step warp * STEPS on, and a warp beyond has none; where a
@@ -176,7 +182,7 @@ struct smem {
     unsigned char ring[STAGES][TILE_BYTES];
     // Queries: [INFOS][ROWS][Q_PITCH] of the units told; where a warp has rows, of this unit, in
     // lines.
-    alignas(16) unsigned char q_bytes[OWNS_ROWS ? ROWS * ROW_BYTES : INFOS * ROWS * Q_PITCH];
+    alignas(16) unsigned char q_bytes[OWNS_ROWS ? MMA_ROWS * ROW_BYTES : INFOS * ROWS * Q_PITCH];
     // Between units the levels are empty.
     union {
         alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
@@ -194,18 +200,22 @@ struct smem {
     uint64_t full[STAGES], empty[STAGES], told[INFOS], posted, answered;
     uint64_t seen_leaf[SKIPS ? 1 : LEAF_INFOS];
     // Units before the pieces of thread i, and roots. Its length if it has one piece.
-    int32_t units[BLOCK_THREADS], slots[BLOCK_THREADS], lens[BLOCK_THREADS];
-    int32_t warp_sum[BLOCK_WARPS][2];
+    int32_t units[COUNT_THREADS], slots[COUNT_THREADS], lens[COUNT_THREADS];
+    int32_t warp_sum[COUNT_WARPS][2];
     deal dealt;
 };
 
-// What the two warps that have the same 16 rows tell each other of a leaf, where a warp has rows:
-// each the MMA fragments of its weights, one after the other in the same place; the largest scores
-// of its keys, for each lane's two rows; the sums of weights, of as many pairs of groups as it has,
-// a pair of lanes each.
+// Of a lane, the weights of a group of keys: of its rows the first two keys, then those 8 further.
+struct alignas(LANE_ROWS * 8) told_weights {
+    uint32_t pair[2 * LANE_ROWS];
+};
+
+// What the two warps that have the same rows tell each other of a leaf, where a warp has rows: each
+// its weights, one after the other in the same place; the largest scores of its keys, for each of a
+// lane's rows; the sums of weights, of as many pairs of groups as it has, a pair of lanes each.
 struct group_smem : smem {
-    alignas(16) uint4 p[WARPS / 2][GROUPS / 2][32];
-    float max[WARPS][2][32], sum[WARPS][2][16];
+    told_weights p[WARPS / 2][GROUPS / 2][32];
+    alignas(16) float max[WARPS][LANE_ROWS][32], sum[WARPS][LANE_ROWS][16];
 };
 
 // What else there is where warps share rows.
@@ -226,9 +236,10 @@ struct skip_smem : shared_smem {
     int32_t is_part_dropped[PARTS];
 };
 
-constexpr int SMEM_BYTES = OWNS_ROWS ? attn_decode_group_smem_bytes(HEAD_DIM, TILE, STAGES, LEVELS)
-                                     : attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS,
-                                                              STAGES, LEVELS, AHEAD);
+constexpr int SMEM_BYTES =
+    OWNS_ROWS
+        ? attn_decode_group_smem_bytes(HEAD_DIM, ROWS, TILE, STAGES, LEVELS)
+        : attn_decode_smem_bytes(HEAD_DIM, KV_BYTES, ROWS, TILE, WARPS, STAGES, LEVELS, AHEAD);
 constexpr int USED_BYTES = OWNS_ROWS ? sizeof(group_smem)
                            : SKIPS   ? sizeof(skip_smem)
                                      : sizeof(shared_smem);

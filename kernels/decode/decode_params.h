@@ -161,9 +161,9 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
 // Where warpgroups multiply, two more that do nothing: registers move between warpgroups.
 #define ATTN_DECODE_GROUP_THREADS(warps) (((warps) + 4) * 32)
 // Floats of a slot: o of each row, then m and l of each row, for each warp; where warpgroups
-// multiply, for each of the two.
+// multiply, for each of the two, of the 64 rows that a product has.
 #define ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps) ((rows) * ((head_dim) + 2 * (warps)))
-#define ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows) ((rows) * ((head_dim) + 2 * 2))
+#define ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows) ((rows) * (head_dim) + 2 * 2 * 64)
 #define ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) \
     ((rows) * (head_dim) <= ((rows) == 8 ? 2048 : 1024))
 #define ATTN_DECODE_INFOS(stages) (((stages) + 1) / 2 + 1)
@@ -191,7 +191,8 @@ ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int3
     const int32_t infos =
         ATTN_DECODE_INFOS(stages) * (48 + 8) + leaves * 32 + (ahead > 0 ? 1 : leaves) * 8;
     const int32_t barriers = stages * 16 + 2 * 16;
-    // A thread's length and sums of units and roots, a warp's sums; two words.
+    // Of the threads that count, a thread's length and sums of units and roots, a warp's sums; two
+    // words.
     const int32_t schedule = threads * 12 + threads / 32 * 8 + 2 * 4;
     // Two units, and what is posted of them.
     const int32_t arrivals = 2 * 48 + 16 + 2 * 8;
@@ -222,19 +223,18 @@ ATTN_DECODE_SIZE attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int3
 }
 
 // Where warpgroups multiply; 16-bit types.
-ATTN_DECODE_SIZE attn_decode_group_smem_bytes(int32_t head_dim, int32_t tile, int32_t stages,
-                                              int32_t levels)
+ATTN_DECODE_SIZE attn_decode_group_smem_bytes(int32_t head_dim, int32_t rows, int32_t tile,
+                                              int32_t stages, int32_t levels)
 {
-    const int32_t rows = 64, warps = 8;
-    const int32_t common =
-        attn_decode_common_bytes(tile * head_dim * 2, rows,
-                                 ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
-                                 ATTN_DECODE_GROUP_THREADS(warps), stages, levels, 0);
+    const int32_t mma_rows = 64, warps = 8;
+    const int32_t common = attn_decode_common_bytes(tile * head_dim * 2, rows,
+                                                    ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
+                                                    ATTN_DECODE_THREADS(warps), stages, levels, 0);
     // One unit and one leaf more.
     const int32_t infos = 48 + 8 + 32 + 8;
     // Weights of half a leaf; of each warp largest scores and sums.
-    const int32_t exchange = tile / 2 * rows * 2 + warps * 2 * (32 + 16) * 4;
-    return (common + infos + rows * head_dim * 2 + exchange + 15) / 16 * 16;
+    const int32_t exchange = tile / 2 * rows * 2 + warps * (rows / 32) * (32 + 16) * 4;
+    return (common + infos + mma_rows * head_dim * 2 + exchange + 15) / 16 * 16;
 }
 
 #undef ATTN_DECODE_SIZE

@@ -2,14 +2,15 @@
 // Paged decode of many query rows a KV head, trees and chunks of a prompt, by the matrix
 // instructions of warpgroups: what decode.cu computes, to the bit.
 //
-// Who gets what: as in decode.cu, but a lane has up to 64 query rows. Two warpgroups share a leaf:
-// each has half of its keys for the scores, half of the columns for the sums. A pair of warps, one
-// of each, has the same 16 rows, and only these two meet.
+// Who gets what: as in decode.cu, but a lane has up to 32 or 64 query rows. Two warpgroups share a
+// leaf: each has half of its keys for the scores, half of the columns for the sums. A pair of warps,
+// one of each, has the same 8 or 16 rows, and only these two meet.
 //
 // Bound by memory: 128 keys of a head, HEAD_DIM 128, take 3,800 clocks to come to an SM, 1,024 of
 // its tensor cores, and 512 of what takes exponentials. One warpgroup alone, a warp for each of an
 // SM's schedulers, needs 4,440 clocks, most of which it waits for what it has just asked for; of
-// two each has half as much to do, and work while the other waits.
+// two each has half as much to do, and work while the other waits. Products have 64 rows even where
+// the lane has 32, but of exponentials and merges, which take longer, only those are done.
 
 #include "common/ptx_team.cuh"
 #include "decode/leaf_wgmma.cuh"
@@ -25,6 +26,13 @@ struct team : team_base<team> {
     {
     }
 
+    // The query row that a row of a product is; ROWS: none.
+    static __device__ __forceinline__ int query_row(int row)
+    {
+        if (LANE_ROWS == 2) return row;
+        return row % 16 < 8 ? row / 16 * 8 + row % 8 : ROWS;
+    }
+
     // 0 where the lane has fewer rows.
     __device__ __forceinline__ void take_query(const unit_info &unit)
     {
@@ -35,11 +43,11 @@ struct team : team_base<team> {
         // Products of the unit before are there, of all warps.
         sync_team();
 #pragma unroll 4
-        for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        for (int i = threadIdx.x; i < MMA_ROWS * PIECES; i += THREADS) {
             const int row = i / PIECES, piece = i % PIECES;
             uint4 x = make_uint4(0, 0, 0, 0);
-            if (row < r.num_rows) {
-                const token_head of = locate(args, r, row);
+            if (query_row(row) < r.num_rows) {
+                const token_head of = locate(args, r, query_row(row));
                 x = __ldg(reinterpret_cast<const uint4 *>(
                     g_q + (of.token * args.q_token_stride + of.head * HEAD_DIM) * 2 + piece * 16));
             }
@@ -58,20 +66,14 @@ struct team : team_base<team> {
         if (!args.has_boxes) fence_async();
     }
 
-    // Each warp counts for itself.
-    __device__ __forceinline__ void free_tile()
-    {
-        __syncwarp();
-        if (lane_id() == 0) barrier_arrive(shared_address(&s.empty[at.slot]));
-        at.next();
-    }
-
-    __device__ __forceinline__ void attend_leaf(const unit_info &unit, block<STEPS> &b)
+    __device__ __forceinline__ void attend_leaf(const unit_info &unit, bool merges, block<STEPS> &b)
     {
         const visible_keys &keys = s.visible[info.slot];
         row_scores r_s;
         row_weights r_p;
         row_sums sums;
+        key_chains chains;
+        float m[2], l[2];
         const uint64_t q = wgmma_matrix(uniform_address(s.q_bytes), 0, ATOM_BYTES);
         const uint64_t k = own_keys(own, s.ring[at.slot]);
         wait_for_operand();
@@ -80,8 +82,8 @@ struct team : team_base<team> {
         free_tile();
         scale_scores(args, by, r_s);
         if (!are_whole || are_mixed) mask_scores(args, unit, keys, r_s);
-        find_max(s, own, r_s, b);
-        weigh(r_s, r_p, b);
+        find_max(s, own, r_s, m);
+        weigh(r_s, r_p, m);
         begin_sums(r_s, sums);
         if (own.warpgroup() == 0) tell_weights(s, own, r_p, pair_barrier(own));
         const uint64_t v = own_columns(own, s.ring[at.slot]);
@@ -90,9 +92,10 @@ struct team : team_base<team> {
             clear_rows<WARPS>(s.ring[at.slot], s.visible[info.slot], warp_id());
             sync_team();
         }
-        multiply_v(s, own, r_p, sums, v, b);
+        multiply_v(s, own, r_p, sums, v, chains, l);
         free_tile();
         info.next();
+        take_leaf(chains, m, l, merges, b);
     }
 
     __device__ __forceinline__ void attend_unit(const unit_info &unit, block<STEPS> &b)
@@ -101,8 +104,12 @@ struct team : team_base<team> {
         take_query(unit);
 #pragma unroll 1
         for (uint32_t leaf = first; leaf < end; leaf++) {
-            attend_leaf(unit, b);
-            push(waiting, first, leaf, leaf + 1 == end, b);
+            const bool is_odd = leaf & 1, is_last = leaf + 1 == end;
+            attend_leaf(unit, MERGES_PAIRS && is_odd && leaf > first, b);
+            if (!MERGES_PAIRS)
+                push(waiting, first, leaf, is_last, b);
+            else if (is_odd || is_last)
+                push_pair(waiting, first, leaf, is_last, b);
         }
     }
 };

@@ -52,9 +52,19 @@ static __device__ __forceinline__ void store_root(const attn_decode_args &args, 
 {
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
-        if (has_values(args, n)) *slot_o(root, d, n) = o_of(b, from, n);
+        if (has_values(args, n)) store_values(slot_o(root, d, n), o_of(b, from, n));
         if (d == 0) store_ml(root, n, b);
     }
+}
+
+static __device__ __forceinline__ float4 load_values(const float4 *g_values)
+{
+    return load_global_float4(g_values);
+}
+
+static __device__ __forceinline__ float4 load_values(const float2 *g_values)
+{
+    return widen(load_global_float2(g_values));
 }
 
 // Roots begin .. begin + FAN - 1 of blocks of 2^log units, of which low .. high are there.
@@ -130,7 +140,7 @@ struct fan {
         for (int i = 0; i < AT_ONCE; i++, number += step) {
             o[i] = make_float4(0, 0, 0, 0);
             if (are_there && (uint32_t) (i - least) <= span)
-                o[i] = load_global_float4(reinterpret_cast<const float4 *>(
+                o[i] = load_values(reinterpret_cast<const slot_values *>(
                     g_columns + (int64_t) max(number, lowest) * SLOT_FLOATS));
         }
     }
@@ -140,6 +150,7 @@ struct fan {
     {
         const float2 *const s_first = &s_of_rows[own_row(lane_id(), n, 0)];
         if constexpr (!OWNS_ROWS) return *reinterpret_cast<const float4 *>(s_first);
+        if constexpr (LANE_ROWS == 1) return make_float4(s_first->x, s_first->y, 0, 0);
         return make_float4(s_first[0].x, s_first[0].y, s_first[8].x, s_first[8].y);
     }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// A leaf of the tree by two warpgroups, for 64 query rows: S = Q K^T, each warpgroup half of the
+// A leaf of the tree by two warpgroups, for 32 or 64 query rows: S = Q K^T, each warpgroup half of the
 // keys, and O = P V with the weights in registers, each half of the columns. Of both sums, of the
 // sums of weights and of whatever is rounded the order is that of leaf.cuh, so that a row has the
 // same bits in either.
 //
-// A lane has rows g and g + 8 of its warp's 16: of scores columns 8i + 2t and the next one. Warps
-// with equal number in the two warpgroups have the same rows, and meet in pairs for what they tell
-// each other.
+// A lane has rows g and g + 8 of its warp's 16, or row g of its 8: of scores columns 8i + 2t and the
+// next one. Warps with equal number in the two warpgroups have the same rows, and meet in pairs for
+// what they tell each other.
 #pragma once
 
 #include "common/wgmma.cuh"
@@ -15,7 +15,7 @@
 
 // 8 rows of a line, which the swizzle is over; bytes of a line of the queries.
 constexpr int ATOM_BYTES = 8 * LINE_BYTES;
-constexpr int Q_LINE_BYTES = ROWS * LINE_BYTES;
+constexpr int Q_LINE_BYTES = MMA_ROWS * LINE_BYTES;
 // Of a warpgroup: keys and groups of them for scores, columns of sums.
 constexpr int HALF_KEYS = TILE / 2;
 constexpr int HALF_GROUPS = GROUPS / 2;
@@ -25,7 +25,7 @@ constexpr int DIM_CHAINS = 2;
 constexpr int KEY_CHAINS = GROUPS < 8 ? 1 : 2;
 
 static_assert(!KV_IS_E4M3 && !SKIPS, "16-bit types, all keys");
-static_assert(ROWS == 64 && WARPS == 8 && ROW_WARPGROUPS == 2, "two warpgroups");
+static_assert((ROWS == 32 || ROWS == 64) && WARPS == 8 && ROW_WARPGROUPS == 2, "two warpgroups");
 static_assert(LINE_BYTES == 128, "a line is as wide as the swizzle");
 static_assert(DIM_STEPS <= 16, "as in leaf.cuh: two chains of scores");
 static_assert(HALF_GROUPS == 2 || HALF_GROUPS == 4, "a lane of four has a group");
@@ -37,6 +37,12 @@ using row_scores = float[HALF_KEYS / 2];
 using row_weights = uint32_t[HALF_GROUPS][4];
 // Of each of these groups and both rows, a part of the sum of weights.
 using row_sums = float[HALF_GROUPS * 2];
+
+// Whether row c of a lane's two is a query row.
+static __device__ __forceinline__ constexpr bool is_query_row(int c)
+{
+    return c < LANE_ROWS;
+}
 
 // Who a thread is: kept, since to read it anew takes longer than what a leaf does with it.
 struct seat {
@@ -116,18 +122,21 @@ static __device__ __forceinline__ void multiply_k(uint64_t q, uint64_t k, row_sc
 #pragma unroll
     for (int i = 0; i < DIM_CHAINS; i++) hold_registers(chains[i]);
 #pragma unroll
-    for (int i = 0; i < HALF_KEYS / 2; i++) r_s[i] = chains[0][i] + chains[1][i];
+    for (int i = 0; i < HALF_KEYS / 2; i++)
+        if (is_query_row(i / 2 % 2)) r_s[i] = chains[0][i] + chains[1][i];
 }
 
 static __device__ __forceinline__ void scale_scores(const attn_decode_args &args, const scaling &by,
                                                     row_scores &r_s)
 {
 #pragma unroll
-    for (int i = 0; i < HALF_KEYS / 2; i++) r_s[i] *= by.scale;
+    for (int i = 0; i < HALF_KEYS / 2; i++)
+        if (is_query_row(i / 2 % 2)) r_s[i] *= by.scale;
     if (!(args.softcap > 0)) return;
 #pragma unroll
     for (int i = 0; i < HALF_KEYS / 2; i++)
-        r_s[i] = cap_score(r_s[i], args.softcap, by.inverse_cap) * LOG2_E;
+        if (is_query_row(i / 2 % 2))
+            r_s[i] = cap_score(r_s[i], args.softcap, by.inverse_cap) * LOG2_E;
 }
 
 // Scores of keys that a row does not attend.
@@ -138,7 +147,7 @@ static __device__ __forceinline__ void mask_scores(const attn_decode_args &args,
     const rows r = rows_of(args, unit);
     const int lane = rare_lane_id(), first_word = warp_id() / 4 * (WORDS / 2);
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
+    for (int c = 0; c < LANE_ROWS; c++) {
         const int32_t token = locate(args, r, own_row(lane, 0, c)).token;
 #pragma unroll
         for (int j = 0; j < WORDS / 2; j++) {
@@ -171,34 +180,35 @@ static __device__ __forceinline__ float max_told(const group_smem &s, const seat
 // m of the leaf, of both rows: what each lane has found passes through shared memory, as it has to
 // for the other warp.
 static __device__ __forceinline__ void find_max(group_smem &s, const seat &own,
-                                                const row_scores &r_s, block<STEPS> &b)
+                                                const row_scores &r_s, float (&m)[2])
 {
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        float m[4];
+    for (int c = 0; c < LANE_ROWS; c++) {
+        float x[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) m[i] = max_nan(r_s[i * 4 + c * 2], r_s[i * 4 + c * 2 + 1]);
+        for (int i = 0; i < 4; i++) x[i] = max_nan(r_s[i * 4 + c * 2], r_s[i * 4 + c * 2 + 1]);
 #pragma unroll
         for (int i = 4; i < HALF_KEYS / 8; i++)
-            m[i % 4] = max_nan(m[i % 4], max_nan(r_s[i * 4 + c * 2], r_s[i * 4 + c * 2 + 1]));
-        s.max[own.warp][c][own.lane] = max_of(make_float4(m[0], m[1], m[2], m[3]));
+            x[i % 4] = max_nan(x[i % 4], max_nan(r_s[i * 4 + c * 2], r_s[i * 4 + c * 2 + 1]));
+        s.max[own.warp][c][own.lane] = max_of(make_float4(x[0], x[1], x[2], x[3]));
     }
     named_sync(pair_barrier(own), PAIR_THREADS);
+    if (LANE_ROWS == 1) m[1] = -INFINITY;
 #pragma unroll
-    for (int c = 0; c < 2; c++)
-        b.m[0][c] = max_nan(max_told(s, own, own.warp, c), max_told(s, own, own.warp ^ 4, c));
+    for (int c = 0; c < LANE_ROWS; c++)
+        m[c] = max_nan(max_told(s, own, own.warp, c), max_told(s, own, own.warp ^ 4, c));
 }
 
 // Weights, and what they are rounded to.
-static __device__ __forceinline__ void weigh(row_scores &r_s, row_weights &r_p,
-                                             const block<STEPS> &b)
+static __device__ __forceinline__ void weigh(row_scores &r_s, row_weights &r_p, const float (&m)[2])
 {
-    const float base[2] = { finite_or_zero(b.m[0][0]) + SHIFT, finite_or_zero(b.m[0][1]) + SHIFT };
+    const float base[2] = { finite_or_zero(m[0]) + SHIFT, finite_or_zero(m[1]) + SHIFT };
 #pragma unroll
-    for (int i = 0; i < HALF_KEYS / 2; i++) r_s[i] = ex2(r_s[i] - base[i / 2 % 2]);
+    for (int i = 0; i < HALF_KEYS / 2; i++)
+        if (is_query_row(i / 2 % 2)) r_s[i] = ex2(r_s[i] - base[i / 2 % 2]);
 #pragma unroll
     for (int i = 0; i < HALF_KEYS / 4; i++)
-        r_p[i / 4][i % 4] = pack<MMA_IS_BF16>(r_s[i * 2], r_s[i * 2 + 1]);
+        r_p[i / 4][i % 4] = is_query_row(i % 2) ? pack<MMA_IS_BF16>(r_s[i * 2], r_s[i * 2 + 1]) : 0;
 }
 
 // What a lane has of the sums of its warp's groups: keys k and k + 8, then what differs in bit 0 of
@@ -208,18 +218,18 @@ static __device__ __forceinline__ void begin_sums(const row_scores &r_s, row_sum
 #pragma unroll
     for (int i = 0; i < HALF_GROUPS * 2; i++) {
         const float *const w = &r_s[i / 2 * 8 + i % 2 * 2];
-        sums[i] = (w[0] + w[4]) + (w[1] + w[5]);
+        if (is_query_row(i % 2)) sums[i] = (w[0] + w[4]) + (w[1] + w[5]);
     }
 }
 
 // l of the leaf. Of four lanes each comes to have another group: what differs in bit 1 of k, in bit
 // 2. Then groups in pairs.
 static __device__ __forceinline__ void combine_sums(group_smem &s, const seat &own,
-                                                    const row_sums &sums, block<STEPS> &b)
+                                                    const row_sums &sums, float (&l)[2])
 {
     const bool is_odd = own.lane & 1, is_high = own.lane & 2;
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
+    for (int c = 0; c < LANE_ROWS; c++) {
         float part[HALF_GROUPS / 2];
 #pragma unroll
         for (int i = 0; i < HALF_GROUPS / 2; i++) {
@@ -232,15 +242,16 @@ static __device__ __forceinline__ void combine_sums(group_smem &s, const seat &o
         if (!is_odd) s.sum[own.warp][c][own.lane / 2] = pair;
     }
     named_sync(pair_barrier(own), PAIR_THREADS);
+    if (LANE_ROWS == 1) l[1] = 0.0f;
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        b.l[0][c] = 0.0f;
+    for (int c = 0; c < LANE_ROWS; c++) {
+        l[c] = 0.0f;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float2 sum = *reinterpret_cast<const float2 *>(
                 &s.sum[own.pair() + half * 4][c][own.first_lane() / 2]);
-            b.l[0][c] += sum.x;
-            if (HALF_GROUPS == 4) b.l[0][c] += sum.y;
+            l[c] += sum.x;
+            if (HALF_GROUPS == 4) l[c] += sum.y;
         }
     }
 }
@@ -249,8 +260,12 @@ static __device__ __forceinline__ void tell_weights(group_smem &s, const seat &o
                                                     const row_weights &r_p, int barrier)
 {
 #pragma unroll
-    for (int g = 0; g < HALF_GROUPS; g++)
-        s.p[own.pair()][g][own.lane] = make_uint4(r_p[g][0], r_p[g][1], r_p[g][2], r_p[g][3]);
+    for (int g = 0; g < HALF_GROUPS; g++) {
+        told_weights p;
+#pragma unroll
+        for (int i = 0; i < 2 * LANE_ROWS; i++) p.pair[i] = r_p[g][i * 2 / LANE_ROWS];
+        s.p[own.pair()][g][own.lane] = p;
+    }
     named_arrive(barrier, PAIR_THREADS);
 }
 
@@ -260,8 +275,9 @@ static __device__ __forceinline__ void take_weights(const group_smem &s, const s
     named_sync(barrier, PAIR_THREADS);
 #pragma unroll
     for (int g = 0; g < HALF_GROUPS; g++) {
-        const uint4 p = s.p[own.pair()][g][own.lane];
-        r_p[g][0] = p.x, r_p[g][1] = p.y, r_p[g][2] = p.z, r_p[g][3] = p.w;
+        const told_weights p = s.p[own.pair()][g][own.lane];
+#pragma unroll
+        for (int i = 0; i < 4; i++) r_p[g][i] = is_query_row(i % 2) ? p.pair[i * LANE_ROWS / 2] : 0;
     }
 }
 
@@ -283,13 +299,12 @@ static __device__ __forceinline__ void multiply_half(const row_weights &r_p, uin
     wgmma_commit();
 }
 
-// o of this warpgroup's columns, and meanwhile l. Products of the first half of the keys come
+// Sums of this warpgroup's columns, and meanwhile l. Products of the first half of the keys come
 // first: the first warpgroup has their weights, and asks for them before it waits for the others.
 static __device__ __forceinline__ void multiply_v(group_smem &s, const seat &own,
                                                   const row_weights &r_p, const row_sums &sums,
-                                                  uint64_t v, block<STEPS> &b)
+                                                  uint64_t v, key_chains &chains, float (&l)[2])
 {
-    key_chains chains;
     row_weights r_other;
 #pragma unroll
     for (int i = 0; i < KEY_CHAINS; i++) take_registers(chains[i]);
@@ -297,7 +312,7 @@ static __device__ __forceinline__ void multiply_v(group_smem &s, const seat &own
         multiply_half<0>(r_p, v, chains);
         take_weights(s, own, r_other, answer_barrier(own));
         multiply_half<1>(r_other, v, chains);
-        combine_sums(s, own, sums, b);
+        combine_sums(s, own, sums, l);
         wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < KEY_CHAINS; i++) hold_registers(chains[i]);
@@ -306,13 +321,46 @@ static __device__ __forceinline__ void multiply_v(group_smem &s, const seat &own
         tell_weights(s, own, r_p, answer_barrier(own));
         multiply_half<0>(r_other, v, chains);
         multiply_half<1>(r_p, v, chains);
-        combine_sums(s, own, sums, b);
+        combine_sums(s, own, sums, l);
         wgmma_wait<0>();
 #pragma unroll
         for (int i = 0; i < KEY_CHAINS; i++) hold_registers(chains[i]);
     }
+}
+
+// m and l of the leaf, into b: what o of either is multiplied with if they are merged.
+static __device__ __forceinline__ weights take_ml(const float (&m)[2], const float (&l)[2],
+                                                  bool merges, block<STEPS> &b)
+{
+    weights w = {};
+    if (LANE_ROWS == 1) b.m[0][1] = -INFINITY, b.l[0][1] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < LANE_ROWS; c++) {
+        float all_m = m[c], all_l = l[c];
+        if (merges) {
+            const float2 of_row = merge_ml(b.m[0][c], b.l[0][c], all_m, all_l);
+            w.left[c] = of_row.x, w.right[c] = of_row.y;
+        }
+        b.m[0][c] = all_m, b.l[0][c] = all_l;
+    }
+    return w;
+}
+
+// The leaf, of this warpgroup's columns, into b: if it `merges`, b is the leaf before, and becomes
+// both.
+static __device__ __forceinline__ void take_leaf(const key_chains &chains, const float (&m)[2],
+                                                 const float (&l)[2], bool merges, block<STEPS> &b)
+{
+    float sum[STEPS][4];
 #pragma unroll
     for (int i = 0; i < HALF_COLUMNS / 2; i++)
-        b.o[i / 4][0][i % 4] =
+        sum[i / 4][i % 4] =
             KEY_CHAINS == 1 ? chains[0][i] : chains[0][i] + chains[KEY_CHAINS - 1][i];
+    const weights w = take_ml(m, l, merges, b);
+#pragma unroll
+    for (int d = 0; d < STEPS; d++) {
+        if (merges) merge_o(w, o_of(b, d, 0), sum[d]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) b.o[d][0][i] = is_query_row(i / 2) ? sum[d][i] : 0.0f;
+    }
 }

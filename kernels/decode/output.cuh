@@ -95,7 +95,7 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
 #pragma unroll
     for (int n = 0; n < ROW_BLOCKS; n++) {
 #pragma unroll
-        for (int c = 0; c < 2; c++) {
+        for (int c = 0; c < LANE_ROWS; c++) {
             const int row = own_row(lane, n, c);
             const bool is_row = row < r.num_rows;
             const token_head at = locate(args, r, row);
@@ -125,8 +125,10 @@ static __device__ __forceinline__ void store_output(const attn_decode_args &args
             const int column = (first_step + d) * STEP_COLUMNS;
             if (column >= HEAD_DIM) continue;
             if constexpr (OWNS_ROWS) {
-                store_pair(args, r, own_row(lane, n, 0), column + t * 2, pack_output(o[0], o[1]));
-                store_pair(args, r, own_row(lane, n, 1), column + t * 2, pack_output(o[2], o[3]));
+#pragma unroll
+                for (int c = 0; c < LANE_ROWS; c++)
+                    store_pair(args, r, own_row(lane, n, c), column + t * 2,
+                               pack_output(o[c * 2], o[c * 2 + 1]));
             } else if constexpr (KV_IS_E4M3) {
                 store_pair(args, r, n * 8 + t * 2, column + g * 2, pack_output(o[0], o[2]));
                 store_pair(args, r, n * 8 + t * 2 + 1, column + g * 2, pack_output(o[1], o[3]));

@@ -332,7 +332,7 @@ static __device__ __forceinline__ uint32_t count_coarsely(const attn_decode_args
 // Pieces of a thread.
 static __device__ __forceinline__ int32_t share_of(int32_t num_pieces)
 {
-    return (num_pieces - 1) / BLOCK_THREADS + 1;
+    return (num_pieces - 1) / COUNT_THREADS + 1;
 }
 
 // Beside a number of leaves: of some sequence blocks may be left out.
@@ -360,12 +360,14 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     leaves = __reduce_add_sync(~0u, leaves);
     longest = __reduce_max_sync(~0u, longest);
     if (SKIPS && __ballot_sync(~0u, own_may_skip)) longest |= MAY_SKIP;
-    if (lane_id() == 0) s.warp_sum[warp_id()][0] = leaves, s.warp_sum[warp_id()][1] = longest;
+    const bool counts_some = COUNT_WARPS == BLOCK_WARPS || warp_id() < COUNT_WARPS;
+    if (counts_some && lane_id() == 0)
+        s.warp_sum[warp_id()][0] = leaves, s.warp_sum[warp_id()][1] = longest;
     __syncthreads();
     leaves = longest = 0;
     uint32_t skips = 0;
 #pragma unroll
-    for (int i = 0; i < BLOCK_WARPS; i++) {
+    for (int i = 0; i < COUNT_WARPS; i++) {
         leaves += s.warp_sum[i][0];
         const uint32_t of_warp = s.warp_sum[i][1];
         longest = max(longest, SKIPS ? of_warp & ~MAY_SKIP : of_warp);
@@ -380,17 +382,17 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
     }
     const counts end = sum_up(own);
     __syncthreads();
-    if (lane_id() == 31) s.warp_sum[warp_id()][0] = end.units, s.warp_sum[warp_id()][1] = end.slots;
+    if (counts_some && lane_id() == 31)
+        s.warp_sum[warp_id()][0] = end.units, s.warp_sum[warp_id()][1] = end.slots;
     __syncthreads();
     counts before = { end.units - own.units, end.slots - own.slots };
     int32_t total = 0;
 #pragma unroll
-    for (int i = 0; i < BLOCK_WARPS; i++) {
+    for (int i = 0; i < COUNT_WARPS; i++) {
         if (i < warp_id()) before.units += s.warp_sum[i][0], before.slots += s.warp_sum[i][1];
         total += s.warp_sum[i][0];
     }
-    s.units[threadIdx.x] = before.units;
-    s.slots[threadIdx.x] = before.slots;
+    if (counts_some) s.units[threadIdx.x] = before.units, s.slots[threadIdx.x] = before.slots;
     if (threadIdx.x == 0) s.dealt = { total, shift };
     __syncthreads();
 }
@@ -475,9 +477,9 @@ struct schedule {
     // The last thread whose pieces begin at or before the unit; those of the first one do.
     static __device__ __forceinline__ int32_t find_thread(const smem &s, int32_t unit)
     {
-        const int32_t warp = lane_id() < BLOCK_WARPS ? lane_id() : 0;
+        const int32_t warp = lane_id() < COUNT_WARPS ? lane_id() : 0;
         const int32_t warps =
-            __popc(__ballot_sync(~0u, lane_id() < BLOCK_WARPS && s.units[warp * 32] <= unit));
+            __popc(__ballot_sync(~0u, lane_id() < COUNT_WARPS && s.units[warp * 32] <= unit));
         const int32_t first = (warps - 1) * 32;
         return first + __popc(__ballot_sync(~0u, s.units[first + lane_id()] <= unit)) - 1;
     }

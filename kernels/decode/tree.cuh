@@ -8,7 +8,8 @@
 // A block of the tree, or N steps of columns of it: its largest score m, the sum l of
 // 2^(score - m), the weighted sum o of V. With g = lane / 4, t = lane % 4 a lane holds, of each
 // step and 8 query rows, rows 2t and 2t + 1 of columns g and g + 8 (E4M3: 2g and 2g + 1); m and l
-// of these rows. Where a warp has rows: columns 2t and 2t + 1 of its rows g, then of g + 8.
+// of these rows. Where a warp has rows: columns 2t and 2t + 1 of its rows g, then of g + 8, which
+// are zeros if it has but 8.
 template <int N> struct block {
     float o[N][ROW_BLOCKS][4];
     float m[ROW_BLOCKS][2];
@@ -24,7 +25,7 @@ static __device__ __forceinline__ constexpr int row_of(int i)
 // Query row c of a lane's two, of row block n.
 static __device__ __forceinline__ int own_row(int lane, int n, int c)
 {
-    return OWNS_ROWS ? warp_id() % 4 * 16 + lane / 4 + c * 8 : n * 8 + lane % 4 * 2 + c;
+    return OWNS_ROWS ? warp_id() % 4 * 8 * LANE_ROWS + lane / 4 + c * 8 : n * 8 + lane % 4 * 2 + c;
 }
 
 // Lanes with the same number have the same two rows; of these lanes, one.
@@ -61,10 +62,11 @@ static __device__ __forceinline__ float2 merge_ml(float left_m, float left_l, fl
 template <int N>
 static __device__ __forceinline__ weights merge_ml(float4 left, int n, block<N> &right)
 {
-    weights w;
+    weights w = {};
     const float left_m[2] = { left.x, left.y }, left_l[2] = { left.z, left.w };
+    if (LANE_ROWS == 1) right.m[n][1] = -INFINITY, right.l[n][1] = 0.0f;
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
+    for (int c = 0; c < LANE_ROWS; c++) {
         const float2 of_row = merge_ml(left_m[c], left_l[c], right.m[n][c], right.l[n][c]);
         w.left[c] = of_row.x, w.right[c] = of_row.y;
     }
@@ -76,8 +78,11 @@ static __device__ __forceinline__ void merge_o(const weights &w, float4 left, fl
 {
     const float left_o[4] = { left.x, left.y, left.z, left.w };
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        right[i] = __fmaf_rn(left_o[i], w.left[row_of(i)], __fmul_rn(right[i], w.right[row_of(i)]));
+    for (int i = 0; i < 4; i++) {
+        const int c = row_of(i);
+        right[i] =
+            c < LANE_ROWS ? __fmaf_rn(left_o[i], w.left[c], __fmul_rn(right[i], w.right[c])) : 0.0f;
+    }
 }
 
 template <int N> static __device__ __forceinline__ void clear(block<N> &b)
@@ -105,8 +110,40 @@ static __device__ __forceinline__ float4 *slot_ml(float *slot, int n, int pair)
 static __device__ __forceinline__ const float *slot_row(float *slot, int row)
 {
     if constexpr (OWNS_ROWS)
-        return slot + ROWS * HEAD_DIM + (row / 16 * 8 + row % 8) * 4 + row / 8 % 2;
+        return slot + ROWS * HEAD_DIM + (row / (8 * LANE_ROWS) * 8 + row % 8) * 4 +
+               row / 8 % LANE_ROWS;
     return reinterpret_cast<const float *>(slot_ml(slot, row / 8, row / 2 % 4)) + row % 2;
+}
+
+// What a lane has of a step of o there: nothing of a second row that is none.
+template <int NUM_ROWS> struct lane_values {
+    using type = float4;
+};
+
+template <> struct lane_values<1> {
+    using type = float2;
+};
+
+using slot_values = lane_values<LANE_ROWS>::type;
+
+static __device__ __forceinline__ float4 widen(float4 values)
+{
+    return values;
+}
+
+static __device__ __forceinline__ float4 widen(float2 values)
+{
+    return make_float4(values.x, values.y, 0, 0);
+}
+
+static __device__ __forceinline__ void store_values(float4 *to, float4 values)
+{
+    *to = values;
+}
+
+static __device__ __forceinline__ void store_values(float2 *to, float4 values)
+{
+    *to = make_float2(values.x, values.y);
 }
 
 // In floats, from the start of the slot. Of 8 lanes, which take a line together, those that have
@@ -115,12 +152,12 @@ static __device__ __forceinline__ int32_t slot_offset(int d, int n)
 {
     const int lane = lane_id();
     const int place = OWNS_ROWS ? lane : lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
-    return (((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + place) * 4;
+    return (((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + place) * (2 * LANE_ROWS);
 }
 
-static __device__ __forceinline__ float4 *slot_o(float *slot, int d, int n)
+static __device__ __forceinline__ slot_values *slot_o(float *slot, int d, int n)
 {
-    return reinterpret_cast<float4 *>(slot + slot_offset(d, n));
+    return reinterpret_cast<slot_values *>(slot + slot_offset(d, n));
 }
 
 static __device__ __forceinline__ bool has_columns()
@@ -151,7 +188,7 @@ static __device__ __forceinline__ void store_slot(float *slot, const block<STEPS
     for (int n = 0; n < ROW_BLOCKS; n++) {
 #pragma unroll
         for (int d = 0; d < STEPS; d++)
-            if (has_columns()) *slot_o(slot, d, n) = o_of(b, d, n);
+            if (has_columns()) store_values(slot_o(slot, d, n), o_of(b, d, n));
         store_ml(slot, n, b);
     }
 }
@@ -164,7 +201,7 @@ static __device__ __forceinline__ void merge_slot(float *slot, block<STEPS> &b)
         const weights w = merge_ml(*slot_ml(slot, n, row_pair()), n, b);
 #pragma unroll
         for (int d = 0; d < STEPS; d++)
-            if (has_columns()) merge_o(w, *slot_o(slot, d, n), b.o[d][n]);
+            if (has_columns()) merge_o(w, widen(*slot_o(slot, d, n)), b.o[d][n]);
     }
 }
 
@@ -182,7 +219,11 @@ static __device__ __forceinline__ void merge_blocks(const block<STEPS> &left, bl
 // ---- the binary counter
 
 // Level 0, every other leaf, waits in registers where there is room.
-constexpr bool KEEPS_LOWEST = OWNS_ROWS ? HEAD_DIM <= 128 : ROWS == 8 || MOST_REGISTERS > 200;
+constexpr bool KEEPS_LOWEST = OWNS_ROWS || ROWS == 8 || MOST_REGISTERS > 200;
+
+// Where a warp that has rows has many columns, in those registers into which the next leaf is
+// summed, and so it is never added here.
+constexpr bool MERGES_PAIRS = OWNS_ROWS && HEAD_DIM > 128;
 
 // Levels below this one have a place in shared memory, or registers.
 constexpr int NEAR_LEVELS = LEVELS + KEEPS_LOWEST;
@@ -239,16 +280,11 @@ struct tree_stack {
     }
 };
 
-// Adds leaf `at`, which b is, of those from `first` to the last. With the last, b is all of them.
-static __device__ __forceinline__ void push(tree_stack &waiting, uint32_t first, uint32_t at,
-                                            bool is_last, block<STEPS> &b)
+// Adds a pair of leaves up to `at`, which b is, of those from `first` to the last, or the one of a
+// pair with which the leaves begin or end. With the last, b is all of them.
+static __device__ __forceinline__ void push_pair(tree_stack &waiting, uint32_t first, uint32_t at,
+                                                 bool is_last, block<STEPS> &b)
 {
-    if (at & 1) {
-        if (waiting.present & 1) waiting.merge_top(0, b);
-    } else if (!is_last) {
-        waiting.add(0, b);
-        return;
-    }
 #pragma unroll 1
     for (int i = 1; !is_last || at >> i << i > first; i++) {
         if (at >> i & 1) {
@@ -258,4 +294,17 @@ static __device__ __forceinline__ void push(tree_stack &waiting, uint32_t first,
             return;
         }
     }
+}
+
+// Adds leaf `at`, which b is.
+static __device__ __forceinline__ void push(tree_stack &waiting, uint32_t first, uint32_t at,
+                                            bool is_last, block<STEPS> &b)
+{
+    if (at & 1) {
+        if (waiting.present & 1) waiting.merge_top(0, b);
+    } else if (!is_last) {
+        waiting.add(0, b);
+        return;
+    }
+    push_pair(waiting, first, at, is_last, b);
 }

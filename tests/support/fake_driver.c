@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_KERNELS 1024
+#define MAX_KERNELS 2048
 #define MAX_DEPTH 8
 
 struct attn_cu_context_st {

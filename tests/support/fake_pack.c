@@ -67,10 +67,10 @@ static const struct {
 
 static const struct attn_pack_row rows[] = {
 #ifdef FAKE_EMULATED
-#define ROW(id, type, dim, keys, depth, near, least) \
-    { .name = #id, .op = ATTN_ROW_DECODE, .q = type, .kv = type, .head_dim = dim, .rows = 64, \
-      .tile = keys, .warps = 8, .stages = depth, .per_sm = 1, .levels = near, .math = 1, \
-      .warpgroups = 2, .min_rows = least },
+#define ROW(id, type, dim, of_group, keys, depth, near, least) \
+    { .name = #id, .op = ATTN_ROW_DECODE, .q = type, .kv = type, .head_dim = dim, \
+      .rows = of_group, .tile = keys, .warps = 8, .stages = depth, .per_sm = 1, .levels = near, \
+      .math = 1, .warpgroups = 2, .min_rows = least },
 #include "emulated_groups.inc"
 #undef ROW
 #define ROW(name, q, kv, head_dim, rows, max_ratio, tile, warps, stages, per_sm, levels, ahead) \

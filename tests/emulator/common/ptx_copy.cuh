@@ -68,6 +68,11 @@ static inline float load_global_float(const float *g_source)
     return *g_source;
 }
 
+static inline float2 load_global_float2(const float2 *g_source)
+{
+    return *g_source;
+}
+
 static inline float4 load_global_float4(const float4 *g_source)
 {
     return *g_source;
@@ -83,14 +88,14 @@ static inline void barrier_arrive(uint32_t s_barrier)
     emulator::barrier_arrive(s_barrier, 0);
 }
 
-static inline void barrier_arrive_expect(uint32_t s_barrier, uint32_t bytes)
-{
-    emulator::barrier_arrive(s_barrier, bytes);
-}
-
 static inline void barrier_arrive_times(uint32_t s_barrier, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) emulator::barrier_arrive(s_barrier, 0);
+}
+
+static inline void barrier_arrive_expect(uint32_t s_barrier, uint32_t bytes)
+{
+    emulator::barrier_arrive(s_barrier, bytes);
 }
 
 static inline void cp_async_arrive(uint32_t s_barrier)
