@@ -56,6 +56,7 @@ static const struct prefill_bench_shape shapes[] = {
     { "16q2 d256, 8200 at 16392", BF16, 1, 8200, 16392, 16, 2, 256, 16, false, false },
     { "24q4 d256, 1000", BF16, 1, 1000, 0, 24, 4, 256, 16, false, false },
     { "16q2 d256 page 24, 777 at 5000", BF16, 1, 777, 5000, 16, 2, 256, 24, false, false },
+    { "32q8 d128, 4 x 8k", BF16, 4, 8192, 0, 32, 8, 128, 16, false, false },
     { "32q8 d128, 32 of 64 to 8k", BF16, RAGGED_BATCH, 0, 0, 32, 8, 128, 16, true, false },
     // For the host executor.
     { "2q1 d64, 200", BF16, 1, 200, 0, 2, 1, 64, 16, false, false },
