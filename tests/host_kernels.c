@@ -651,6 +651,31 @@ Test(kernels, skip_beside_all_values)
     attn_device_close(&device);
 }
 
+// One block with units of a leaf each, roots and whole ones, of sequences that may skip and that may
+// not.
+Test(kernels, skip_in_short_units)
+{
+    const int32_t pages[] = { 128, 16, 7 };
+    struct attn_device *device = open_device(NULL, 1);
+    for (size_t k = 0; k < COUNT(skip_kinds); k++)
+        for (size_t i = 0; i < COUNT(pages); i++) {
+            // A window that begins in one run of blocks and ends in the next.
+            int32_t lens[12], table[] = { 0, i % 2 ? 1 : 0, 2050, 1 };
+            struct decode_case c = case_of(&skip_kinds[k]);
+            for (int32_t b = 0; b < (int32_t) COUNT(lens); b++)
+                lens[b] = b % 4 == 3 ? 20 : 2049 + b;
+            c.name = "emulated skip";
+            c.batch = COUNT(lens);
+            c.given_lens = lens;
+            c.window = 20;
+            c.page_size = pages[i];
+            c.skip = table;
+            c.skip_length = COUNT(table);
+            expect_skips(&c, device);
+        }
+    attn_device_close(&device);
+}
+
 // ---- the CTM decode runner
 
 enum {

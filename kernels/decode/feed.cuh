@@ -648,10 +648,11 @@ struct feed {
         return true;
     }
 
-    // If V comes from another warp, that may be behind by all units told until there is room for K.
+    // No earlier than there is room for its K: till then those that multiply, and the warp that copies
+    // V where that is another one, may be behind by all units told.
     __device__ __forceinline__ void tell_next_unit(const unit_info &unit)
     {
-        if (!SKIPS && !args.has_boxes) wait_for_room();
+        wait_for_room();
         tell_unit(unit);
     }
 
@@ -693,9 +694,7 @@ struct feed {
         }
         unit_info none = {};
         none.lane = -1;
-        // As late as one that has leaves: what its place had is done with by then.
-        wait_for_room();
-        tell_unit(none);
+        tell_next_unit(none);
         // Whoever is done last leaves the counters as they were.
         if (lane_id() == 0) {
             __threadfence();
