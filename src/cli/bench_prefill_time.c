@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// Calls are replayed from a CUDA graph, in turn with a graph of the original's. Between calls the
-// cache is as they leave it: what they read they read many times. Short chunks read it once: their
-// calls go round over copies of K and V, so that these have left the L2.
+// Calls are replayed from a CUDA graph, then those of the original. Long ones bring the card to its
+// limit of power: each graph is timed after it has been replayed for a while. Between calls the cache
+// is as they leave it: what they read they read many times. Short chunks read it once: their calls go
+// round over copies of K and V, so that these have left the L2.
 #include "cli/bench_prefill.h"
 #include "cli/execute.h"
 #include "cli/random.h"
@@ -17,8 +18,8 @@
 #define CHAIN_FLOPS 4e12
 #define MIN_CALLS 2
 #define MAX_CALLS 64
-// Replays before the first sample, and samples.
-#define WARM_UPS 2
+// Microseconds of replays before the first sample, and samples.
+#define WARM_UP_US 200000
 #define GPU_SAMPLES 11
 #define HOST_SAMPLES 3
 // Calls whose host time is taken.
@@ -206,32 +207,37 @@ static int capture(struct session *const s,
     return failed ? failed : bench_explain(driver, ATTN_OK, why, why_size);
 }
 
+static int sample_graph(const struct session *const s, struct gpu_graph *const graph,
+                        double samples[GPU_SAMPLES])
+{
+    const double start = bench_read_clock();
+    int driver;
+    do driver = bench_time_graph(s->gpu, s->stream, graph, s->calls, &samples[0]);
+    while (!driver && bench_read_clock() - start < WARM_UP_US);
+    for (int i = 0; i < GPU_SAMPLES && !driver; i++)
+        driver = bench_time_graph(s->gpu, s->stream, graph, s->calls, &samples[i]);
+    return driver;
+}
+
 static int sample_times(struct session *const s, struct prefill_bench_times *const times,
                         char *const why, const size_t why_size)
 {
-    double any[WARM_UPS + GPU_SAMPLES], original[WARM_UPS + GPU_SAMPLES];
-    double reads[WARM_UPS + GPU_SAMPLES];
+    double samples[GPU_SAMPLES], original[GPU_SAMPLES], reads[GPU_SAMPLES];
     const bool is_short = s->made->shape->is_short;
-    double *const samples = any + WARM_UPS;
-    int driver = 0;
     if (capture(s, call_any, &s->graph, why, why_size)) return -1;
     if (s->has_original && capture(s, call_original, &s->original, why, why_size)) return -1;
     if (is_short && capture(s, call_read, &s->read, why, why_size)) return -1;
-    for (int i = 0; i < WARM_UPS + GPU_SAMPLES && !driver; i++) {
-        driver = bench_time_graph(s->gpu, s->stream, s->graph, s->calls, &any[i]);
-        if (!driver && s->has_original)
-            driver = bench_time_graph(s->gpu, s->stream, s->original, s->calls, &original[i]);
-        if (!driver && is_short)
-            driver = bench_time_graph(s->gpu, s->stream, s->read, s->calls, &reads[i]);
-    }
+    int driver = sample_graph(s, s->graph, samples);
+    if (!driver && s->has_original) driver = sample_graph(s, s->original, original);
+    if (!driver && is_short) driver = sample_graph(s, s->read, reads);
     if (driver) return bench_explain(driver, ATTN_OK, why, why_size);
     times->median_us = bench_take_median(samples, GPU_SAMPLES);
     times->p10_us = samples[GPU_SAMPLES / 10];
     times->p90_us = samples[GPU_SAMPLES - 1 - GPU_SAMPLES / 10];
-    if (s->has_original) times->original_us = bench_take_median(original + WARM_UPS, GPU_SAMPLES);
+    if (s->has_original) times->original_us = bench_take_median(original, GPU_SAMPLES);
     if (is_short)
-        times->limit_gbs = 2.0 * (double) s->made->kv_bytes * 1e-3 /
-                           bench_take_median(reads + WARM_UPS, GPU_SAMPLES);
+        times->limit_gbs =
+            2.0 * (double) s->made->kv_bytes * 1e-3 / bench_take_median(reads, GPU_SAMPLES);
     return 0;
 }
 

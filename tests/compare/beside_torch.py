@@ -113,11 +113,14 @@ def run_sample(program, *options):
 
 # ---- PyTorch
 
-def time_graph(graph, calls, samples):
-    """Microseconds of one of so many calls: the median of the samples."""
-    found = []
+def time_graph(graph, calls, samples, warm_up_s=0.0):
+    """Microseconds of one of so many calls: the median of the samples, after WARM_UPS of them, or as many
+    as take so long."""
+    found, begin, warm_ups = [], time.monotonic(), 0
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(WARM_UPS + samples):
+    while len(found) < warm_ups + samples:
+        if len(found) == warm_ups and (warm_ups < WARM_UPS or time.monotonic() - begin < warm_up_s):
+            warm_ups += 1
         # The first keeps the GPU busy until the second has been enqueued.
         graph.replay()
         start.record()
@@ -125,7 +128,7 @@ def time_graph(graph, calls, samples):
         stop.record()
         stop.synchronize()
         found.append(start.elapsed_time(stop) * 1e3 / calls)
-    return sorted(found[WARM_UPS:])[samples // 2]
+    return sorted(found[warm_ups:])[samples // 2]
 
 
 def gather(pool, pages, length):

@@ -5,10 +5,10 @@
     prefill_torch.py PROGRAM [--shape NAME]... [--bench FILE] [--json] [--seconds N]
 
 PyTorch reads contiguous K and V of the same shape, and is timed as attn bench times: a CUDA graph of
-as many calls, or of those that take REPLAY_US, replayed. Each fused backend is tried with
-enable_gqa, and with K and V repeated for each query head; the fastest counts, and where both run
-flash and cuDNN are shown apart. A chunk, whose queries are the last of the keys, is a causal mask
-aligned to the lower right. Ragged calls, which PyTorch has no call for, show the program's numbers
+as many calls, or of those that take REPLAY_US, replayed, after a fifth of a second. Each fused backend
+is tried with enable_gqa, and with K and V repeated for each query head; the fastest counts, and where
+both run flash and cuDNN are shown apart. A chunk, whose queries are the last of the keys, is a causal
+mask aligned to the lower right. Ragged calls, which PyTorch has no call for, show the program's numbers
 alone.
 
 Accuracy: both get the same tensors, a file of `attn sample` of one sequence of the same shape with at
@@ -31,6 +31,8 @@ from beside_torch import (SDPBackend, causal_lower_right, compare, compute_exact
                           time_graph, torch)
 
 SAMPLES = 11
+# Long calls bring the card to its limit of power: as attn bench, after so many seconds of them.
+WARM_UP_S = 0.2
 # Microseconds of a replay, about; and how many times as long as the fastest one a call may take that is
 # still timed, unless it is flash or cuDNN as they come.
 REPLAY_US = 5000
@@ -86,7 +88,7 @@ def time_backend(backend, call, calls):
     with sdpa_kernel(backend), torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    us = time_graph(graph, calls, SAMPLES)
+    us = time_graph(graph, calls, SAMPLES, WARM_UP_S)
     graph.reset()
     return us
 
