@@ -98,16 +98,21 @@ static const struct attn_pack_row *find_row(const struct attn_pack *const pack,
 }
 
 // Under policy chunk a kernel cuts sequences at its own tiles alone.
+static bool fits_policy(const struct attn_device *const device,
+                        const struct attn_pack_row *const row)
+{
+    const struct attn_splitk_policy policy = device->info.splitk_policy;
+    return policy.kind != ATTN_SPLITK_CHUNK || policy.count == 0 || policy.count == row->tile;
+}
+
 static enum attn_status check_policy(const struct attn_device *const device,
                                      const struct attn_pack_row *const row)
 {
-    const struct attn_splitk_policy policy = device->info.splitk_policy;
-    if (policy.kind != ATTN_SPLITK_CHUNK || policy.count == 0 || policy.count == row->tile)
-        return ATTN_OK;
+    if (fits_policy(device, row)) return ATTN_OK;
     return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                      "the split-K policy is chunk:%d, but kernel %s has chunks of %d keys: use "
                      "chunk",
-                     policy.count, row->name, row->tile);
+                     device->info.splitk_policy.count, row->name, row->tile);
 }
 
 // Blocks that run at the same time, at most `limit` (0: no limit).
@@ -119,10 +124,21 @@ static int32_t count_slots(const struct attn_device *const device,
     return slots > most ? most : (int32_t) slots;
 }
 
+static enum attn_status fail_items(const struct attn_device *const device,
+                                   const struct attn_decode_shape *const shape,
+                                   const struct launch *const launch, const int64_t lanes)
+{
+    return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
+                     "batch is %d: with %lld KV heads and row groups and %d pieces a sequence "
+                     "that is more than %d pieces of work",
+                     shape->batch, (long long) lanes, launch->splits, MAX_UNITS);
+}
+
 // A lane has the query rows of a group that share its loads: one of them where a launch that the
 // original would not pack is not split, else as many as the kernel takes.
-static void set_lanes(const struct attn_device *const device,
-                      const struct attn_decode_shape *const shape, struct launch *const launch)
+static enum attn_status set_lanes(const struct attn_device *const device,
+                                  const struct attn_decode_shape *const shape,
+                                  struct launch *const launch)
 {
     const bool packed =
         launch->num_splits != 1 || shape->has_skip_table ||
@@ -130,14 +146,20 @@ static void set_lanes(const struct attn_device *const device,
          attn_gqa_pack_shape_ok(shape->num_q_heads, shape->num_kv_heads, shape->head_dim));
     launch->group_rows = packed ? launch->row->rows : 1;
     launch->row_groups = (count_rows(shape) - 1) / launch->group_rows + 1;
-    launch->lanes = shape->num_kv_heads * launch->row_groups;
+    const int64_t lanes = (int64_t) shape->num_kv_heads * launch->row_groups;
+    if (lanes > MAX_UNITS / launch->splits / shape->batch)
+        return fail_items(device, shape, launch, lanes);
+    launch->lanes = (int32_t) lanes;
+    return ATTN_OK;
 }
 
 static void set_leaves(const struct attn_decode_shape *const shape, struct launch *const launch)
 {
     int32_t keys = table_keys(shape->max_pages_per_seq, shape->page_size);
     if (launch->splits > 1) {
-        const int32_t attended = shape->window > 0 && shape->window < keys ? shape->window : keys;
+        // A window of each token's own: what the first one has, and the keys of the others.
+        const int64_t window = (int64_t) shape->window + shape->q_len - 1;
+        const int32_t attended = shape->window > 0 && window < keys ? (int32_t) window : keys;
         int32_t piece = (attended - 1) / launch->splits + 1;
         if (piece < ATTN_DECODE_MIN_PIECE) piece = ATTN_DECODE_MIN_PIECE;
         keys = piece < attended ? piece : attended;
@@ -199,12 +221,6 @@ static enum attn_status set_counters(const struct attn_device *const device,
     const int64_t of_roots = (int64_t) launch->root_levels * launch->num_roots;
     const int64_t of_sequences = launch->splits > 1 ? (int64_t) shape->batch * launch->lanes : 0;
     const int64_t counters = 2 + of_roots + of_sequences;
-    const int64_t items = (int64_t) shape->batch * launch->splits * launch->lanes;
-    if (items > MAX_UNITS)
-        return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
-                         "batch is %d: with %d KV heads and row groups and %d pieces a sequence "
-                         "that is more than %d pieces of work",
-                         shape->batch, launch->lanes, launch->splits, MAX_UNITS);
     if (counters > INT32_MAX)
         return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                          "batch is %d: with %d KV heads and row groups and %d pieces a sequence it "
@@ -231,7 +247,8 @@ static enum attn_status set_geometry(const struct attn_device *const device,
         return attn_fail(device->log, device->log_user, ATTN_ERROR_UNSUPPORTED,
                          "batch is %d: with %d pieces a sequence that is more than %d",
                          shape->batch, launch->splits, MAX_UNITS);
-    set_lanes(device, shape, launch);
+    const enum attn_status status = set_lanes(device, shape, launch);
+    if (status != ATTN_OK) return status;
     set_leaves(shape, launch);
     if (launch->splits > 1) {
         // Of one query token.
@@ -279,6 +296,15 @@ static enum attn_status fit_launch(const struct attn_device *const device,
     return ATTN_OK;
 }
 
+// Pieces of a sequence, as the policy has them; skip-softmax has pieces of its own.
+static int32_t count_splits(const struct attn_device *const device,
+                            const struct attn_decode_shape *const shape)
+{
+    if (shape->has_skip_table) return 0;
+    return attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
+                                  shape->num_q_heads, shape->batch, shape->max_decode_seqs);
+}
+
 // For a shape that was checked.
 static enum attn_status plan_launch(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape,
@@ -286,11 +312,7 @@ static enum attn_status plan_launch(const struct attn_device *const device,
                                     struct launch *const launch)
 {
     *launch = (struct launch){ .begins_with_unit = limits && shape->window == 0 };
-    // Skip-softmax has pieces of its own.
-    if (!limits && !shape->has_skip_table)
-        launch->num_splits =
-            attn_splitk_num_splits(device->info.splitk_policy, device->info.declared_sm_count,
-                                   shape->num_q_heads, shape->batch, shape->max_decode_seqs);
+    if (!limits) launch->num_splits = count_splits(device, shape);
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
     launch->row = find_row(device->pack, shape, launch->num_splits);
     if (!launch->row) return fail_unsupported(device, shape);
@@ -367,6 +389,39 @@ enum attn_status attn_decode_plan(const struct attn_device *const device,
     return attn_result_copy(device->log, device->log_user, "plan", plan, &full, sizeof(full));
 }
 
+// Makes room for a call of this shape, if there is a kernel for it.
+static enum attn_status cover(const struct attn_device *const device,
+                              const struct attn_decode_shape *const shape,
+                              struct launch *const launch)
+{
+    const struct attn_pack_row *const row =
+        find_row(device->pack, shape, count_splits(device, shape));
+    if (!row || !fits_policy(device, row)) return ATTN_OK;
+    struct launch own;
+    const enum attn_status status = plan_launch(device, shape, NULL, &own);
+    if (status != ATTN_OK) return status;
+    if (own.workspace_bytes > launch->workspace_bytes)
+        launch->workspace_bytes = own.workspace_bytes;
+    if (own.num_counters > launch->num_counters) launch->num_counters = own.num_counters;
+    return ATTN_OK;
+}
+
+// The workspace and the counters of calls up to a shape: with fewer query tokens, or without a
+// skip_table, another kernel may run, which needs more.
+static enum attn_status find_sizes(const struct attn_device *const device,
+                                   const struct attn_decode_shape *const shape,
+                                   struct launch *const launch)
+{
+    struct attn_decode_shape own;
+    enum attn_status status = plan_shape(device, shape, &own, launch);
+    if (status != ATTN_OK || !launch->row) return status;
+    const int32_t most = own.has_skip_table ? own.q_len : own.q_len - 1;
+    own.has_skip_table = 0;
+    for (own.q_len = 1; own.q_len <= most && status == ATTN_OK; own.q_len++)
+        status = cover(device, &own, launch);
+    return status;
+}
+
 enum attn_status attn_decode_workspace(const struct attn_device *const device,
                                        const struct attn_decode_shape *const shape,
                                        size_t *const bytes)
@@ -374,9 +429,8 @@ enum attn_status attn_decode_workspace(const struct attn_device *const device,
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, bytes, "bytes is NULL: it receives the size");
     *bytes = 0;
-    struct attn_decode_shape own;
     struct launch launch;
-    const enum attn_status status = plan_shape(device, shape, &own, &launch);
+    const enum attn_status status = find_sizes(device, shape, &launch);
     if (status == ATTN_OK) *bytes = launch.workspace_bytes;
     return status;
 }
@@ -388,9 +442,8 @@ enum attn_status attn_decode_counters(const struct attn_device *const device,
     attn_error_clear();
     ATTN_REQUIRE(NULL, NULL, count, "count is NULL: it receives the number of counters");
     *count = 0;
-    struct attn_decode_shape own;
     struct launch launch;
-    const enum attn_status status = plan_shape(device, shape, &own, &launch);
+    const enum attn_status status = find_sizes(device, shape, &launch);
     if (status == ATTN_OK) *count = launch.num_counters;
     return status;
 }

@@ -5,6 +5,7 @@
 #include "device.h"
 #include "status.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -61,8 +62,10 @@ enum attn_status attn_decode_check_shape(const struct attn_device *const device,
             "query token a sequence",
             shape->q_len);
     REQUIRE(shape->page_size >= 1, "page_size is %d: it has to be at least 1", shape->page_size);
-    REQUIRE(shape->max_pages_per_seq >= 1, "max_pages_per_seq is %d: it has to be at least 1",
-            shape->max_pages_per_seq);
+    // A batch of 0 may have no table, and no pool.
+    REQUIRE(shape->max_pages_per_seq >= (shape->batch > 0),
+            "max_pages_per_seq is %d: it has to be at least %d", shape->max_pages_per_seq,
+            shape->batch > 0);
     REQUIRE(shape->window >= 0, "window is %d: it has to be 0 (all keys) or positive",
             shape->window);
     REQUIRE(
@@ -78,9 +81,10 @@ static enum attn_status check_scalars(const struct attn_device *const device,
                                       const struct attn_decode_params *const params)
 {
     REQUIRE(isfinite(params->scale), "scale is %g: it has to be finite", (double) params->scale);
-    REQUIRE(isfinite(params->softcap) && params->softcap >= 0,
-            "softcap is %g: it has to be finite, and 0 (none) or positive",
-            (double) params->softcap);
+    // Of a smaller one the reciprocal is infinite.
+    REQUIRE(isfinite(params->softcap) && (params->softcap == 0 || params->softcap >= FLT_MIN),
+            "softcap is %g: it has to be finite, and 0 (none) or at least %g",
+            (double) params->softcap, (double) FLT_MIN);
     REQUIRE(!params->k_scales == !params->v_scales,
             "%s is NULL and %s is not: give both arrays or neither",
             params->k_scales ? "v_scales" : "k_scales", params->k_scales ? "k_scales" : "v_scales");
@@ -227,9 +231,9 @@ enum attn_status attn_decode_check_params(const struct attn_device *const device
 {
     enum attn_status status = check_scalars(device, params);
     if (status != ATTN_OK) return status;
-    REQUIRE(params->num_pages >= 1 && params->num_pages <= INT32_MAX,
-            "num_pages is %lld: it has to be in 1..%d, as page ids are int32",
-            (long long) params->num_pages, INT32_MAX);
+    REQUIRE(params->num_pages >= (params->batch > 0) && params->num_pages <= INT32_MAX,
+            "num_pages is %lld: it has to be in %d..%d, as page ids are int32",
+            (long long) params->num_pages, params->batch > 0, INT32_MAX);
     status = check_tokens(device, params);
     if (status == ATTN_OK) status = check_tables(device, params);
     if (status != ATTN_OK) return status;

@@ -6,6 +6,7 @@
 #include "kernels/prefill/prefill_params.h"
 #include "status.h"
 
+#include <float.h>
 #include <math.h>
 
 #define MIN_HEAD_DIM 16
@@ -89,9 +90,10 @@ static enum attn_status check_scalars(const struct attn_device *const device,
     REQUIRE(params->window >= 0, "window is %d: it has to be 0 (all keys) or positive",
             params->window);
     REQUIRE(isfinite(params->scale), "scale is %g: it has to be finite", (double) params->scale);
-    REQUIRE(isfinite(params->softcap) && params->softcap >= 0,
-            "softcap is %g: it has to be finite, and 0 (none) or positive",
-            (double) params->softcap);
+    // Of a smaller one the reciprocal is infinite.
+    REQUIRE(isfinite(params->softcap) && (params->softcap == 0 || params->softcap >= FLT_MIN),
+            "softcap is %g: it has to be finite, and 0 (none) or at least %g",
+            (double) params->softcap, (double) FLT_MIN);
     return ATTN_OK;
 }
 

@@ -200,20 +200,21 @@ Test(gpu_trees, every_policy, .timeout = 120)
         struct random random = { random_seed(84) + p };
         gpu_session_open_policy(&session, policies[p]);
         for (size_t i = 0; i < NUM_DECODE_KINDS; i++)
-            for (int form = 0; form < 3; form++) {
+            for (int form = 0; form < 4; form++) {
+                // The last: a piece that has a key more than the window, in units of a leaf.
                 struct decode_case c = {
                     .name = policies[p],
                     .num_q_heads = 6,
-                    .num_kv_heads = 1 + form,
-                    .q_len = form == 2 ? 9 : 4,
+                    .num_kv_heads = 1 + form % 3,
+                    .q_len = form == 2 ? 9 : form == 3 ? 2 : 4,
                     .tree = (enum decode_tree) random_below(&random, NUM_DECODE_TREES),
                     .sinks = true,
                 };
                 vary(&c, &random);
-                c.batch = COUNT(lens);
+                c.batch = form == 3 ? 1 : COUNT(lens);
                 c.given_lens = lens;
-                c.window = form == 0 ? 0 : i % 2 ? 600 : 2;
-                c.window_form = (enum attn_window_form)(form % 2);
+                c.window = form == 0 ? 0 : form == 3 ? 128 : i % 2 ? 600 : 2;
+                c.window_form = (enum attn_window_form)(form == 1);
                 decode_case_set_kind(&c, &decode_kinds[i]);
                 if (gpu_session_serves(&session, &decode_kinds[i])) expect_case(&c, &session);
             }

@@ -282,6 +282,7 @@ Test(decode_args, checks_scalars)
     REFUSED(scale, INFINITY, "scale is inf");
     REFUSED(softcap, NAN, "softcap is");
     REFUSED(softcap, -1.0f, "softcap is -1");
+    REFUSED(softcap, 1e-39f, "softcap is 1e-39");
     REFUSED(k_scale, -INFINITY, "k_scale is -inf");
     REFUSED(v_scale, NAN, "v_scale is");
     REFUSED(k_scales, memory.scales, "v_scales is NULL and k_scales is not");
@@ -409,6 +410,11 @@ Test(decode_args, enqueues_nothing_for_an_empty_batch)
     params.block_table = params.seq_lens = NULL;
     params.lse = NULL;
     cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    // Nor is there a pool or a table.
+    params.num_pages = params.max_pages_per_seq = 0;
+    cr_expect_eq(attn_decode(device, &params, NULL), ATTN_OK, "%s", attn_last_error());
+    params.num_pages = -1;
+    expect_refused(ATTN_ERROR_INVALID, "num_pages is -1: it has to be in 0..");
     cr_expect_eq(memcmp(&memory, &before, sizeof(memory)), 0);
     // Strides reach nowhere.
     params = right_params();

@@ -365,6 +365,26 @@ Test(kernels, take_trees_in_pieces)
     }
 }
 
+// Windows of each token's own: a piece may have more keys than the window, and more leaves.
+Test(kernels, take_windows_of_tokens_in_pieces)
+{
+    const int32_t lens[] = { 700, 260 }, windows[] = { 32, 64, 128, 250 };
+    const char *const policies[] = { "2", "auto" };
+    for (size_t p = 0; p < COUNT(policies); p++) {
+        struct attn_device *device = open_device(policies[p], 0);
+        for (size_t k = 0; k < COUNT(kinds); k++)
+            for (size_t w = k % 2; w < COUNT(windows); w += 2) {
+                struct decode_case c = tree_of(&kinds[k], lens, 1 + (int32_t) (w / 2));
+                c.tree = DECODE_TREE_CAUSAL;
+                c.num_q_heads = 1;
+                c.q_len = k % 3 ? 2 : 40;
+                c.window = windows[w];
+                expect_right(&c, device);
+            }
+        attn_device_close(&device);
+    }
+}
+
 // What some tokens attend and others do not may be NaN or infinite.
 Test(kernels, take_all_values_in_trees)
 {

@@ -603,6 +603,94 @@ Test(launch, sizes_grow_with_the_shape)
     }
 }
 
+// What a call needs by itself.
+static struct attn_decode_plan plan_of(const struct attn_decode_params *const params)
+{
+    const struct attn_decode_shape shape = attn_decode_shape_of(params);
+    struct attn_decode_plan plan = { .size = sizeof(plan) };
+    cr_assert_eq(attn_decode_plan(device, &shape, &plan), ATTN_OK, "%s", attn_last_error());
+    return plan;
+}
+
+// Nor one with fewer query tokens, which another kernel may take.
+Test(launch, sizes_cover_fewer_query_tokens)
+{
+    static const char *const policies[] = { "chunk", "1", "3", "auto", "legacy" };
+    static const int32_t heads[][2] = { { 32, 4 }, { 8, 1 }, { 6, 2 }, { 64, 64 } };
+    int others = 0;
+    for (size_t p = 0; p < sizeof(policies) / sizeof(policies[0]); p++) {
+        open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
+        for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++) {
+            struct attn_decode_params params = right_params();
+            params.num_q_heads = heads[h][0];
+            params.num_kv_heads = heads[h][1];
+            params.head_dim = 128;
+            params.batch = params.max_decode_seqs = 64;
+            params.max_pages_per_seq = 512;
+            struct attn_decode_plan most = { .size = 0 };
+            for (params.q_len = 1; params.q_len <= 40; params.q_len++) {
+                const struct attn_decode_plan plan = plan_of(&params);
+                if (plan.workspace_bytes > most.workspace_bytes)
+                    most.workspace_bytes = plan.workspace_bytes;
+                if (plan.num_counters > most.num_counters) most.num_counters = plan.num_counters;
+                others += plan.num_counters < most.num_counters;
+                cr_expect_eq(workspace_of(&params), most.workspace_bytes, "%s, %d tokens",
+                             policies[p], params.q_len);
+                cr_expect_eq(counters_of(&params), most.num_counters, "%s, %d tokens", policies[p],
+                             params.q_len);
+            }
+        }
+    }
+    cr_expect_gt(others, 0);
+}
+
+// Nor one without a table of skip-softmax, which has pieces.
+Test(launch, sizes_cover_calls_without_a_skip_table)
+{
+    static const char *const policies[] = { "chunk", "3", "auto", "legacy" };
+    for (size_t p = 0; p < sizeof(policies) / sizeof(policies[0]); p++) {
+        open_device(ATTN_DEVICE_ORDINAL, policies[p], 0);
+        struct attn_decode_params params = right_params();
+        params.q_dtype = ATTN_DTYPE_FP16;
+        params.kv_dtype = ATTN_DTYPE_E4M3;
+        params.head_dim = 64;
+        params.num_q_heads = 8;
+        params.num_kv_heads = 2;
+        params.batch = params.max_decode_seqs = 4;
+        params.max_pages_per_seq = 512;
+        const struct attn_decode_plan without = plan_of(&params);
+        params.skip_table = AT(5);
+        const struct attn_decode_plan with = plan_of(&params);
+        const size_t bytes = workspace_of(&params);
+        const int32_t count = counters_of(&params);
+        cr_expect(bytes >= without.workspace_bytes && bytes >= with.workspace_bytes, "%s",
+                  policies[p]);
+        cr_expect(count >= without.num_counters && count >= with.num_counters, "%s", policies[p]);
+    }
+}
+
+// More heads, times groups of rows, than an int32 holds.
+Test(launch, refuses_more_work_than_there_are_numbers)
+{
+    static const int32_t heads[] = { 1 << 27, 1 << 28, INT32_MAX };
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    struct attn_decode_params params = right_params();
+    params.head_dim = 512;
+    params.batch = 1;
+    params.q_len = 128;
+    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
+        params.num_q_heads = params.num_kv_heads = heads[i];
+        const struct attn_decode_shape shape = attn_decode_shape_of(&params);
+        size_t bytes = 1;
+        int32_t count = 1;
+        cr_expect_eq(attn_decode_workspace(device, &shape, &bytes), ATTN_ERROR_UNSUPPORTED);
+        cr_expect(bytes == 0 && strstr(attn_last_error(), "pieces of work"), "%s",
+                  attn_last_error());
+        cr_expect_eq(attn_decode_counters(device, &shape, &count), ATTN_ERROR_UNSUPPORTED);
+        cr_expect_eq(count, 0);
+    }
+}
+
 // Nor does one with a window, or a smaller one.
 Test(launch, sizes_cover_windows)
 {

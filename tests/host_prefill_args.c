@@ -263,6 +263,7 @@ Test(prefill_args, checks_scalars)
     REFUSED(scale, INFINITY, "scale is inf");
     REFUSED(softcap, NAN, "softcap is");
     REFUSED(softcap, -1.0f, "softcap is -1");
+    REFUSED(softcap, 1e-39f, "softcap is 1e-39");
 }
 
 Test(prefill_args, checks_pages)

@@ -206,7 +206,9 @@ static void walk_piece(struct walk *const w, const struct span piece)
 static int cut_sequence(const struct attn_decode_args *const args, const int64_t len,
                         struct span *const pieces)
 {
-    const int64_t start = args->window > 0 && len > args->window ? len - args->window : 0;
+    // Of the first query token.
+    const int64_t seen = len > args->q_len ? len - args->q_len + 1 : 1;
+    const int64_t start = args->window > 0 && seen > args->window ? seen - args->window : 0;
     if (len == 0) {
         pieces[0] = (struct span){ 0, 1 };
         return 1;
@@ -287,6 +289,9 @@ static struct attn_decode_params draw_params(struct random *const random, const 
     params.head_dim = random_below(random, 2) ? 64 : 256;
     params.num_kv_heads = heads[random_below(random, sizeof(heads) / sizeof(heads[0]))];
     params.num_q_heads = params.num_kv_heads * (random_below(random, 2) ? 1 : 6);
+    params.q_len = random_below(random, 3) ? 1 : 1 + (int32_t) random_below(random, 40);
+    // That of 256 takes few rows.
+    if (params.q_len > 1) params.head_dim = 64;
     params.batch = 1 + (int32_t) random_below(random, random_below(random, 2) ? 6 : MAX_BATCH);
     params.page_size = 16;
     params.max_pages_per_seq = draw_log(random, max_log);

@@ -100,7 +100,7 @@ struct attn_decode_params {
 
     // Multiplies q . k; usually 1 / sqrt(head_dim). Finite.
     float scale;
-    // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, not negative.
+    // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, and at least FLT_MIN.
     float softcap;
     // Keys attended, the current one included. 0: all. Not negative. See window_form.
     int32_t window;
@@ -185,8 +185,9 @@ static inline struct attn_decode_params attn_decode_params_init(void)
     return params;
 }
 
-// The part of a call that sizes depend on: the largest that the caller will pass. Fields as in
-// attn_decode_params.
+// The part of a call that sizes depend on. Fields as in attn_decode_params. Types, heads, head_dim,
+// page_size and max_decode_seqs are those of the calls; the others are the largest that the caller
+// will pass, window 0 if any call has none.
 struct attn_decode_shape {
     // sizeof(struct attn_decode_shape).
     uint32_t size;
@@ -233,6 +234,7 @@ struct attn_decode_plan {
     int32_t chunk_keys;
     // Blocks, threads of a block, and dynamic shared memory of a block in bytes; 0 on the host.
     int32_t grid, block, smem_bytes;
+    // Of this call; the functions below tell what all calls up to the shape need.
     size_t workspace_bytes;
     int32_t num_counters;
     // For sequences of `max_pages_per_seq * page_size` keys each, the window considered: bytes of K
@@ -247,7 +249,8 @@ ATTN_API enum attn_status attn_decode_plan(const struct attn_device *device,
                                            const struct attn_decode_shape *shape,
                                            struct attn_decode_plan *plan);
 
-// The workspace, in bytes, that calls up to this shape need, whatever the lengths turn out to be.
+// The workspace, in bytes, that calls up to this shape need, with fewer sequences, query tokens or
+// pages, a smaller window or no skip_table, whatever the lengths turn out to be.
 // Status as attn_decode_plan; *bytes is 0 on failure.
 // Thread-safety: safe.
 ATTN_API enum attn_status attn_decode_workspace(const struct attn_device *device,

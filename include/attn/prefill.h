@@ -75,7 +75,7 @@ struct attn_prefill_params {
     int32_t window;
     // Multiplies q . k; usually 1 / sqrt(head_dim). Finite.
     float scale;
-    // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, not negative.
+    // c: s = c * tanh(s / c) before the softmax. 0: none. Finite, and at least FLT_MIN.
     float softcap;
 
     // [batch, q_len, num_q_heads, head_dim]; with cu_seqlens [num_tokens, num_q_heads, head_dim].
