@@ -62,6 +62,17 @@ static bool is_good(const struct verdict *const verdict)
     return !verdict->found.failed && !verdict->found.lse_failed;
 }
 
+static bool has_expected(const struct run *const run)
+{
+    return run->loaded.expected_o || run->loaded.expected_lse;
+}
+
+// What is not given is held against the definition.
+static const char *name_expected(const struct run *const run)
+{
+    return run->loaded.expected_o ? "expected_o" : "expected_lse";
+}
+
 static void check_prefill(struct run *const run)
 {
     struct verdict *const oracle = &run->verdicts[0], *const expected = &run->verdicts[1];
@@ -70,11 +81,11 @@ static void check_prefill(struct run *const run)
                                        .lse = run->result.lse };
     *oracle = (struct verdict){ .standard = "definition", .done = true, .has_lse = true };
     attn_check_prefill(&call, get_bound(run), &oracle->found);
-    if (!run->loaded.expected_o) return;
+    if (!has_expected(run)) return;
     call.expected_o = run->loaded.expected_o;
     call.expected_lse = run->loaded.expected_lse;
     if (!call.expected_lse) call.lse = NULL;
-    *expected = (struct verdict){ .standard = "expected_o",
+    *expected = (struct verdict){ .standard = name_expected(run),
                                   .done = true,
                                   .has_lse = call.expected_lse != NULL };
     attn_check_prefill(&call, get_bound(run), &expected->found);
@@ -93,8 +104,8 @@ static int check_result(struct run *const run)
     if (attn_check_decode(params, run->result.o, run->result.lse, get_bound(run), &oracle->found))
         return cli_fail("%s: out of memory in the check", run->options.file);
     oracle->done = true;
-    if (!run->loaded.expected_o) return CLI_FINE;
-    expected->standard = "expected_o";
+    if (!has_expected(run)) return CLI_FINE;
+    expected->standard = name_expected(run);
     expected->has_lse = run->loaded.expected_lse != NULL;
     if (attn_check_decode_expected(params, run->result.o, run->result.lse, run->loaded.expected_o,
                                    run->loaded.expected_lse, get_bound(run), &expected->found))

@@ -195,6 +195,9 @@ static int check_size(const struct sample *const s)
 {
     const double pool = (double) s->pool_pages * s->shape.page_size * s->shape.num_kv_heads *
                         s->shape.head_dim * (double) attn_dtype_size(s->shape.kv_dtype);
+    const double q = (double) s->shape.batch * s->shape.q_len * s->shape.num_q_heads *
+                     s->shape.head_dim * (double) attn_dtype_size(s->shape.q_dtype);
+    if (q > 1e12) return cli_fail("q would have %.3g bytes; a sample has at most 10^12", q);
     if (s->pool_pages > INT32_MAX || pool > 1e12)
         return cli_fail(
             "the pools would have %lld pages and %.3g bytes each; a sample has at most 2^31 - 1 "
@@ -427,6 +430,8 @@ static int check_lists(struct sample *const s)
     if ((s->resident || s->planes) && s->shape.op != CASE_SWAP)
         return cli_usage("sample", "--%s is given; swap alone has it",
                          s->resident ? "resident" : "planes");
+    if (has_lists(s) && s->shape.batch == 0)
+        return cli_usage("sample", "--batch is 0; %s has at least one sequence", op);
     if (!s->tile) s->tile = 64;
     if (!s->planes) s->planes = 2;
     // A tile is no wider than the lists.
@@ -434,6 +439,9 @@ static int check_lists(struct sample *const s)
     if (s->shape.op == CASE_SWAP && s->resident && s->resident < fewest)
         return cli_usage("sample", "--resident is %d; %d tiles of up to %d blocks need %lld",
                          s->resident, s->planes, s->tile, (long long) fewest);
+    if (fewest > INT32_MAX)
+        return cli_usage("sample", "%d tiles of up to %d blocks are more than %d", s->planes,
+                         s->tile, INT32_MAX);
     if (!s->resident) s->resident = (int32_t) fewest;
     return CLI_FINE;
 }

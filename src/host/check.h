@@ -37,7 +37,7 @@ int attn_check_decode(const struct attn_decode_params *params, const void *o, co
                       enum attn_check_bound bound, struct attn_check *check);
 
 // The same against given values (expected_o of a case file) instead of the definition; the bound is
-// still computed from the tensors. expected_lse may be NULL.
+// still computed from the tensors. One of them may be NULL: the definition, then.
 int attn_check_decode_expected(const struct attn_decode_params *params, const void *o,
                                const float *lse, const double *expected_o,
                                const double *expected_lse, enum attn_check_bound bound,

@@ -348,6 +348,22 @@ class Run(Program):
         self.assertIn("expected_o  FAILED", done.stdout)
         self.assertIn("o[0][0][0]", done.stdout)
 
+    def test_a_wrong_expected_lse_fails(self):
+        header, data = read_file(CASE)
+        begin, _ = header["expected_lse"]["data_offsets"]
+        bad = self.path("bad.safetensors")
+        wrong = data[:begin] + struct.pack("<f", 100.0) + data[begin + 4:]
+        write_file(bad, header, wrong)
+        done = self.expect(1, "run", bad, "--check", "--device", "host")
+        self.assertIn("expected_o  FAILED", done.stdout)
+        # Without expected_o, too.
+        header["o"] = header.pop("expected_o")
+        for contents, code, text in ((data, 0, "expected_lse ok"), (wrong, 1, "expected_lse FAILED")):
+            write_file(bad, header, contents)
+            done = self.expect(code, "run", bad, "--check", "--device", "host")
+            self.assertIn("definition  ok", done.stdout)
+            self.assertIn(text, done.stdout)
+
     def test_a_fault_is_reported_and_the_output_written(self):
         for name, value in (("seq_lens", 10 ** 6), ("seq_lens", -1), ("block_table", -5),
                             ("block_table", 2 ** 31 - 1)):
@@ -404,6 +420,17 @@ class Sample(Program):
             with self.subTest(more=more):
                 found, warned = self.run_sample("tiles", "tiled", *self.SMALL, *more)
                 self.assertEqual((found["op"], found["kernel"], warned), ("tiled", "host executor", ""))
+
+    def test_samples_that_would_be_malformed(self):
+        done = self.expect(1, "sample", "decode", "--batch", "16777216", "--heads", "16777216/1", "--dim", "65536",
+                           "--len", "0", "-o", self.path("big"))
+        self.assertIn("q would have", done.stderr)
+        for op in ("tiled", "swap"):
+            done = self.expect(2, "sample", op, "--batch", "0", "-o", self.path("none"))
+            self.assertIn("--batch is 0", done.stderr)
+        done = self.expect(2, "sample", "swap", "--batch", "1", "--len", "1000000000", "--page", "1", "--tile",
+                           "2147483647", "--planes", "16", "-o", self.path("wide"))
+        self.assertIn("are more than 2147483647", done.stderr)
 
     def test_samples_for_swap(self):
         for more in (("--dtype", "fp16", "--page", 7), ("--page", 33, "--tile", 1), ("--tile", 5, "--planes", 4),
