@@ -242,7 +242,8 @@ static void expect_sound(const struct attn_decode_params *const p)
         abort();
     if (p->batch < 0 || p->num_q_heads < 1 || p->num_kv_heads < 1 ||
         p->num_q_heads % p->num_kv_heads != 0 || p->head_dim < 16 || p->page_size < 1 ||
-        p->max_pages_per_seq < 1 || p->num_pages < 1 || !isfinite(p->scale))
+        p->max_pages_per_seq < (p->batch > 0) || p->num_pages < (p->batch > 0) ||
+        !isfinite(p->scale))
         abort();
     if (p->batch > 0 &&
         (!p->q || !p->o || !p->k_pool || !p->v_pool || !p->block_table || !p->seq_lens))
