@@ -116,19 +116,22 @@ def run_sample(program, *options):
 def time_graph(graph, calls, samples, warm_up_s=0.0):
     """Microseconds of one of so many calls: the median of the samples, after WARM_UPS of them, or as many
     as take so long."""
-    found, begin, warm_ups = [], time.monotonic(), 0
+    begin, warm_ups = time.monotonic(), 0
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    while len(found) < warm_ups + samples:
-        if len(found) == warm_ups and (warm_ups < WARM_UPS or time.monotonic() - begin < warm_up_s):
-            warm_ups += 1
+
+    def time_replay():
         # The first keeps the GPU busy until the second has been enqueued.
         graph.replay()
         start.record()
         graph.replay()
         stop.record()
         stop.synchronize()
-        found.append(start.elapsed_time(stop) * 1e3 / calls)
-    return sorted(found[warm_ups:])[samples // 2]
+        return start.elapsed_time(stop) * 1e3 / calls
+
+    while warm_ups < WARM_UPS or time.monotonic() - begin < warm_up_s:
+        time_replay()
+        warm_ups += 1
+    return sorted(time_replay() for _ in range(samples))[samples // 2]
 
 
 def gather(pool, pages, length):
