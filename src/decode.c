@@ -499,6 +499,11 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     attn_magic(launch->row_groups, &groups_magic, &groups_shift);
     attn_magic(launch->lanes, &lanes_magic, &lanes_shift);
     attn_magic(launch->grid, &grid_magic, &grid_shift);
+    const bool may_be_late = launch->splits == 1 && launch->min_shift == 0 && !chunks;
+    const int32_t late =
+        may_be_late ? attn_decode_late_pieces(params->batch, launch->lanes, launch->grid) : 0;
+    // These may have a leaf more, and begin and end within a unit.
+    const int32_t late_units = (launch->most_units - params->batch * launch->lanes) / 2;
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -558,6 +563,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .stack_slots = launch->stack_slots,
         .min_shift = launch->min_shift,
         .most_units = launch->most_units,
+        .first_late = params->batch - late,
+        .late_lanes = late * launch->lanes,
+        .most_late_units = late > 0 && late_units > 0 ? late_units : 0,
         .scale = params->scale,
         .softcap = params->softcap,
         .k_scale = params->k_scale,

@@ -176,6 +176,34 @@ Test(gpu_invariance, schedule, .timeout = 120)
     gpu_session_close(&session);
 }
 
+// As long as each other, and a few more than there are blocks: the last ones are cut for all blocks.
+// Few enough that one warp counts them, and more.
+Test(gpu_invariance, late_pieces, .timeout = 120)
+{
+    const struct {
+        int32_t blocks, batch;
+    } grids[] = { { 20, 23 }, { 40, 42 }, { 40, 85 } };
+    struct gpu_session session;
+    gpu_session_open(&session, 0);
+    for (size_t i = 0; i < COUNT(grids); i++) {
+        struct gpu_session limited;
+        gpu_session_open(&limited, grids[i].blocks);
+        for (size_t shape = 0; shape < COUNT(shapes); shape++) {
+            if (!gpu_session_serves(&session, &shapes[shape].kind)) continue;
+            struct decode_case c = base_case(shape);
+            c.batch = grids[i].batch;
+            c.len = 3000;
+            c.lens = DECODE_LENS_FULL;
+            struct decode_data *base = decode_data_need(&c, &session);
+            decode_data_need_run(base, &session);
+            expect_same(&c, base, &limited, "late pieces");
+            decode_data_free(&base);
+        }
+        gpu_session_close(&limited);
+    }
+    gpu_session_close(&session);
+}
+
 // ---- kernels of one kind give the same bits: a group of 16 heads has the first 8 of a group of 8
 
 static bool heads_equal(const struct decode_data *narrow, const struct decode_data *wide,

@@ -240,6 +240,37 @@ Test(kernels, take_all_shapes)
     }
 }
 
+// One piece more than there are blocks, or a few: the last pieces are cut finer, to the same bits.
+Test(kernels, cut_late_pieces_finer)
+{
+    for (size_t k = 0; k < COUNT(kinds); k += 3) {
+        struct decode_case c = case_of(&kinds[k]);
+        struct attn_device *device = open_device(NULL, 0);
+        c.batch = 7;
+        c.len = 900;
+        c.lens = DECODE_LENS_FULL;
+        struct decode_data *base = run(&c, device);
+        expect_result(&c, base);
+        attn_device_close(&device);
+        expect_equal_alone_and_limited(&c, base);
+        decode_data_free(&base);
+    }
+}
+
+// So many pieces that all warps count them.
+Test(kernels, cut_late_pieces_of_many_finer)
+{
+    struct decode_case c = case_of(&kinds[7]);
+    fake.gpus[0].sm_count = 12;
+    struct attn_device *device = open_device(NULL, 0);
+    // Two blocks an SM.
+    c.batch = 2 * 24 + 4;
+    c.len = 900;
+    c.lens = DECODE_LENS_FULL;
+    expect_right(&c, device);
+    attn_device_close(&device);
+}
+
 // The original's launch of its own shape, packed and not: the same bits.
 Test(kernels, pack_groups_or_not)
 {

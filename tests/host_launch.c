@@ -5,6 +5,7 @@
 #include "decode_boxes.h"
 #include "device.h"
 #include "support/launches.h"
+#include "tests/support/random.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -554,6 +555,99 @@ Test(launch, chooses_units_of_the_lowest_cost)
             expect_lowest_cost(items, grids[i], false);
             expect_lowest_cost(items, grids[i], true);
         }
+}
+
+// Pieces as long as each other, and late ones in units of 2^late_shift leaves.
+struct even {
+    uint32_t pieces, lanes, leaves, blocks, late;
+    int32_t late_shift;
+};
+
+static struct even draw_even(struct random *const random)
+{
+    return (struct even){
+        .pieces = 1 + random_below(random, 60),
+        .lanes = 1 + random_below(random, 12),
+        .leaves = 1 + random_below(random, 100),
+        .blocks = 1 + random_below(random, 140),
+    };
+}
+
+static void set_late(struct even *const e)
+{
+    const int32_t lanes = (int32_t) e->lanes, blocks = (int32_t) e->blocks;
+    const int32_t most_units = blocks * ATTN_DECODE_BLOCK_UNITS - (int32_t) e->pieces * lanes;
+    uint32_t magic;
+    int32_t grid_shift;
+    attn_magic(blocks, &magic, &grid_shift);
+    e->late = (uint32_t) attn_decode_late_pieces(e->pieces, lanes, blocks);
+    e->late_shift = e->late > 0 ? attn_decode_late_shift(e->late * e->lanes, e->leaves, magic,
+                                                         grid_shift, (uint32_t) most_units / 2)
+                                : -1;
+}
+
+// When the last of the blocks is done, in the time of a leaf: units are taken in order, by whoever is
+// free first, and each costs one more.
+static uint32_t follow_blocks(const struct even *const e, const int32_t shift,
+                              const int32_t late_shift)
+{
+    static uint32_t done[ATTN_DECODE_MAX_GRID];
+    memset(done, 0, sizeof(done));
+    uint32_t last = 0;
+    for (uint32_t piece = 0; piece < e->pieces; piece++) {
+        const uint32_t most = 1u << (piece < e->pieces - e->late ? shift : late_shift);
+        for (uint32_t leaf = 0; leaf < e->leaves; leaf += most)
+            for (uint32_t lane = 0; lane < e->lanes; lane++) {
+                uint32_t *first = &done[0];
+                for (uint32_t i = 1; i < e->blocks; i++)
+                    if (done[i] < *first) first = &done[i];
+                const uint32_t left = e->leaves - leaf;
+                *first += (left < most ? left : most) + 1;
+                if (*first > last) last = *first;
+            }
+    }
+    return last;
+}
+
+// Late pieces are cut where all blocks together are done earlier for it.
+Test(launch, cuts_late_pieces_if_that_ends_earlier)
+{
+    struct random random = { random_seed(29) };
+    int num_late = 0;
+    for (int i = 0; i < 2000; i++) {
+        struct even e = draw_even(&random);
+        set_late(&e);
+        if (e.late_shift < 0) continue;
+        num_late++;
+        cr_assert(e.late < e.pieces && 1u << e.late_shift < e.leaves);
+        cr_expect_lt(follow_blocks(&e, 31, e.late_shift), follow_blocks(&e, 31, 31),
+                     "%u pieces of %u leaves, %u lanes, %u blocks: %u in 2^%d", e.pieces, e.leaves,
+                     e.lanes, e.blocks, e.late, e.late_shift);
+    }
+    cr_expect_gt(num_late, 100, "%d", num_late);
+}
+
+// 32 query heads on 8 KV heads, 2048 keys, 132 blocks: once all have a piece time grows with the
+// batch, and does not jump.
+Test(launch, does_not_jump_with_the_batch)
+{
+    double last = 0;
+    for (uint32_t batch = 16; batch <= 66; batch++) {
+        struct even e = { .pieces = batch, .lanes = 8, .leaves = 16, .blocks = 132 };
+        set_late(&e);
+        const int32_t blocks = (int32_t) e.blocks;
+        const uint64_t items = (uint64_t) batch * e.lanes * e.leaves;
+        const int32_t shift =
+            attn_decode_unit_shift(items, blocks, blocks * ATTN_DECODE_BLOCK_UNITS, 1);
+        const uint32_t busiest = e.late_shift < 0 ? follow_blocks(&e, shift, shift)
+                                                  : follow_blocks(&e, 31, e.late_shift);
+        // What a call takes besides.
+        const double now = 4.0 + busiest, work = batch / (batch - 1.0);
+        if (last > 0)
+            cr_expect(now < 1.3 * work * last && now > last / 1.3, "batch %u: %g after %g", batch,
+                      now, last);
+        last = now;
+    }
 }
 
 // A batch that is served: its workspace is what a caller sets aside for good.

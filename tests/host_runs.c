@@ -43,6 +43,8 @@ struct walk {
     unsigned char *met;
     // Leaves that may still be followed one by one.
     int64_t budget;
+    // Calls that had late pieces.
+    int late;
 };
 
 // What waits: in registers or shared memory, and in slots of the workspace.
@@ -225,19 +227,20 @@ static int cut_sequence(const struct attn_decode_args *const args, const int64_t
     return count;
 }
 
-// All pieces, in units as large as choose_shift in schedule.cuh makes them.
+// All pieces, in units as large as choose_deal in schedule.cuh makes them.
 static void walk_lengths(struct walk *const w, const int32_t *const lens)
 {
     static struct span pieces[MAX_BATCH * ATTN_MAX_DECODE_SPLITS];
     const struct attn_decode_args *const args = w->args;
     int count = 0;
     for (int32_t i = 0; i < args->batch; i++) count += cut_sequence(args, lens[i], &pieces[count]);
-    // Pieces without keys count too.
-    int64_t leaves = args->batch * args->splits, longest = 0;
+    const int64_t rounding = (1 << args->min_shift) - 1;
+    int64_t leaves = 0, longest = 0;
     for (int i = 0; i < count; i++) {
-        const int64_t of_piece = count_leaves(pieces[i]) >> args->min_shift;
+        const int64_t of_piece = ((count_leaves(pieces[i]) + rounding) >> args->min_shift) +
+                                 (pieces[i].begin > 0 ? 1 : 0);
         leaves += of_piece;
-        if (of_piece + 1 > longest) longest = of_piece + 1;
+        if (of_piece > longest) longest = of_piece;
     }
     cr_assert_lt(leaves, 1 << 30, "%s", w->label);
     const uint64_t items = (uint64_t) (leaves * args->lanes);
@@ -247,10 +250,19 @@ static void walk_lengths(struct walk *const w, const int32_t *const lens)
         args->min_shift + attn_decode_unit_shift(items, w->blocks, args->most_units, are_even);
     // No piece has as many leaves; they are numbers of 32 bits, shifted.
     if (w->shift > 31) w->shift = 31;
+    int32_t late_shift = -1;
+    if (are_even && args->late_lanes > 0)
+        late_shift = attn_decode_late_shift((uint32_t) args->late_lanes, (uint32_t) longest,
+                                            args->grid_magic, args->grid_shift,
+                                            (uint32_t) args->most_late_units);
+    if (late_shift >= 0) w->shift = 31, w->late++;
     w->units = w->roots = w->most_roots = 0;
     w->met = calloc((size_t) args->root_levels * (size_t) args->num_roots + 1, 1);
     cr_assert_not_null(w->met);
-    for (int i = 0; i < count; i++) walk_piece(w, pieces[i]);
+    for (int i = 0; i < count; i++) {
+        if (late_shift >= 0 && i == args->first_late) w->shift = late_shift;
+        walk_piece(w, pieces[i]);
+    }
     free(w->met);
     // Blocks number (unit, lane) by an int32, and ask for one beyond the last.
     cr_assert_lt(w->units * args->lanes + w->blocks, INT32_MAX, "%s", w->label);
@@ -336,6 +348,7 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
                           const int64_t budget)
 {
     struct random random = { random_seed(seed) };
+    int late = 0;
     for (int trial = 0; trial < devices * 8; trial++) {
         if (trial % 8 == 0) open_device(&random);
         const struct attn_decode_params params = draw_params(&random, max_log);
@@ -358,7 +371,10 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
                      w.args->stack_slots);
             walk_lengths(&w, lens);
         }
+        late += w.late;
     }
+    // Very long pieces seldom come to so few rounds.
+    if (max_log < 20) cr_expect_gt(late, 0);
 }
 
 Test(runs, have_room)

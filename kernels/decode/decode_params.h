@@ -79,6 +79,8 @@ struct attn_decode_args {
     int32_t min_shift;
     // Of all blocks, at most.
     int32_t most_units;
+    // The first piece that may be late, lanes of all of these, 0: none are, and their units at most.
+    int32_t first_late, late_lanes, most_late_units;
     int32_t has_boxes, box_groups;
     float scale;
     float softcap;
@@ -129,7 +131,35 @@ ATTN_BOTH int32_t attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_
     return longest * (uint32_t) pieces <= leaves + leaves / 4;
 }
 
+// What is lost, in the time of a leaf, with each unit of late pieces, and since they have roots.
+#define ATTN_DECODE_LATE_UNIT_COST 1
+#define ATTN_DECODE_LATE_ROOTS_COST 2
+
+// The shift of the units of late pieces, of so many lanes of `leaves` each: one for each block, or
+// for some. Negative: whole pieces are done as early.
+ATTN_BOTH int32_t attn_decode_late_shift(uint32_t lanes, uint32_t leaves, uint32_t grid_magic,
+                                         int32_t grid_shift, uint32_t most_units)
+{
+    const uint32_t share = attn_divide(lanes * leaves - 1, grid_magic, grid_shift) + 1;
+    const int32_t shift = attn_log2_up(share);
+    const uint32_t units = lanes * (((leaves - 1) >> shift) + 1);
+    const uint32_t most = attn_divide(units - 1, grid_magic, grid_shift) + 1;
+    const uint32_t cost = most * ((1u << shift) + ATTN_DECODE_LATE_UNIT_COST);
+    return units <= most_units && cost + ATTN_DECODE_LATE_ROOTS_COST < leaves ? shift : -1;
+}
+
 #ifndef __CUDACC__
+// Whole pieces may be few rounds of the blocks, and the last round for few of them: its pieces are
+// late, and are cut so that all blocks have some of them. 0: there are none.
+static inline int32_t attn_decode_late_pieces(int64_t pieces, int32_t lanes, int32_t blocks)
+{
+    const int32_t most_rounds = 4;
+    const int64_t units = pieces * lanes;
+    if (units <= blocks || units > (int64_t) blocks * most_rounds) return 0;
+    const int64_t late = (units % blocks + lanes - 1) / lanes;
+    return late < pieces ? (int32_t) late : 0;
+}
+
 // The largest shift of the lowest cost. Kernels do the same, a lane a shift.
 static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int32_t most_units,
                                              int32_t are_even)
@@ -191,9 +221,9 @@ ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int3
     const int32_t infos =
         ATTN_DECODE_INFOS(stages) * (48 + 8) + leaves * 32 + (ahead > 0 ? 1 : leaves) * 8;
     const int32_t barriers = stages * 16 + 2 * 16;
-    // Of the threads that count, a thread's length and sums of units and roots, a warp's sums; two
+    // Of the threads that count, a thread's length and sums of units and roots, a warp's sums; three
     // words.
-    const int32_t schedule = threads * 12 + threads / 32 * 8 + 2 * 4;
+    const int32_t schedule = threads * 12 + threads / 32 * 8 + 3 * 4;
     // Two units, and what is posted of them.
     const int32_t arrivals = 2 * 48 + 16 + 2 * 8;
     return stages * tile_bytes + (slots > fan ? slots : fan) + infos + barriers + schedule +

@@ -296,6 +296,34 @@ static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &a
     return min(args.min_shift + 31 - __clz(best), 31);
 }
 
+// Where late pieces are not late units are as large as the others.
+static __device__ __forceinline__ int32_t shift_of(const attn_decode_args &args, const deal &dealt,
+                                                   int32_t piece_index)
+{
+    return !SKIPS && piece_index >= args.first_late ? dealt.late_shift : dealt.shift;
+}
+
+// The shift of late pieces; negative: none are.
+static __device__ __forceinline__ int32_t choose_late_shift(const attn_decode_args &args,
+                                                            uint32_t leaves, uint32_t longest)
+{
+    if (SKIPS || args.late_lanes == 0) return -1;
+    const int32_t shift = attn_decode_late_shift(args.late_lanes, longest, args.grid_magic,
+                                                 args.grid_shift, args.most_late_units);
+    return attn_decode_are_even(leaves, longest, args.batch) ? shift : -1;
+}
+
+// How pieces of so many leaves are dealt, all but the number of units. All lanes together.
+static __device__ __forceinline__ deal choose_deal(const attn_decode_args &args, uint32_t leaves,
+                                                   uint32_t longest, bool may_skip,
+                                                   int32_t late_shift)
+{
+    constexpr int WHOLE = 31;
+    if (late_shift >= 0) return { 0, WHOLE, late_shift };
+    const int32_t shift = choose_shift(args, leaves, longest, may_skip);
+    return { 0, shift, shift };
+}
+
 // So few pieces that the copying warp counts them alone.
 static __device__ __forceinline__ bool are_few(const attn_decode_args &args)
 {
@@ -321,11 +349,12 @@ static __device__ __forceinline__ void prefetch_table(const attn_decode_args &ar
 }
 
 // Leaves of a piece, as they are counted to choose units: of chunks, whose lanes differ, of all
-// lanes.
+// lanes. One more where it may begin within a unit.
 static __device__ __forceinline__ uint32_t count_coarsely(const attn_decode_args &args,
                                                           const piece &p)
 {
-    const uint32_t leaves = (count_leaves(p) >> args.min_shift) + 1;
+    const uint32_t rounding = (1u << args.min_shift) - 1;
+    const uint32_t leaves = ((count_leaves(p) + rounding) >> args.min_shift) + (p.first > 0);
     return has_chunks(args) ? leaves * p.lanes : leaves;
 }
 
@@ -373,11 +402,12 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
         longest = max(longest, SKIPS ? of_warp & ~MAY_SKIP : of_warp);
         skips |= of_warp & MAY_SKIP;
     }
-    const int32_t shift = choose_shift(args, leaves, longest, SKIPS && skips);
+    deal dealt = choose_deal(args, leaves, longest, SKIPS && skips,
+                             choose_late_shift(args, leaves, longest));
     counts own = { 0, 0 };
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
-        const counts of_piece = count(describe(args, i), shift);
+        const counts of_piece = count(describe(args, i), shift_of(args, dealt, i));
         own.units += of_piece.units, own.slots += of_piece.slots;
     }
     const counts end = sum_up(own);
@@ -393,7 +423,8 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
         total += s.warp_sum[i][0];
     }
     if (counts_some) s.units[threadIdx.x] = before.units, s.slots[threadIdx.x] = before.slots;
-    if (threadIdx.x == 0) s.dealt = { total, shift };
+    dealt.total = total;
+    if (threadIdx.x == 0) s.dealt = dealt;
     __syncthreads();
 }
 
@@ -423,12 +454,14 @@ struct schedule {
         uint32_t leaves = is_piece ? of_piece : 0, longest = leaves;
         const bool may_skip =
             SKIPS && __ballot_sync(~0u, is_piece && find_lambda(args, p.stop) > 0.0f);
+        int32_t late_shift = -1;
         if (!is_alone) {
             leaves = __reduce_add_sync(~0u, leaves);
             longest = __reduce_max_sync(~0u, longest);
+            late_shift = choose_late_shift(args, leaves, longest);
         }
-        dealt.shift = choose_shift(args, leaves, longest, may_skip);
-        own = ::count(p, dealt.shift);
+        dealt = choose_deal(args, leaves, longest, may_skip, late_shift);
+        own = ::count(p, shift_of(args, dealt, lane_id()));
         if (!is_piece) own = { 0, 0 };
         end = own;
         if (!is_alone) end = sum_up(own);
@@ -492,7 +525,8 @@ struct schedule {
         for (;; first += 32) {
             const int32_t index = first + lane_id();
             counts lane_own = { 0, 0 };
-            if (index < stop) lane_own = ::count(describe(args, index), dealt.shift);
+            if (index < stop)
+                lane_own = ::count(describe(args, index), shift_of(args, dealt, index));
             counts lane_end = sum_up(lane_own);
             lane_end.units += before.units, lane_end.slots += before.slots;
             const uint32_t found = __ballot_sync(~0u, unit < lane_end.units);
