@@ -190,6 +190,19 @@ Test(safetensors, writes_what_it_reads)
     cr_expect_eq(rmdir(folder), 0);
 }
 
+Test(safetensors, does_not_wait_at_a_pipe, .timeout = 10)
+{
+    char folder[] = "/tmp/attn-safetensors-XXXXXX", path[128], why[SAFETENSORS_WHY_SIZE] = "";
+    struct safetensors *file;
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/pipe", folder);
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_expect_eq(safetensors_open(&file, path, why), -1);
+    cr_expect_not_null(strstr(why, "not a regular file"), "%s", why);
+    unlink(path);
+    cr_expect_eq(rmdir(folder), 0);
+}
+
 Test(safetensors, reports_what_cannot_be_read_or_written)
 {
     char why[SAFETENSORS_WHY_SIZE] = "";

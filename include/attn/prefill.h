@@ -13,7 +13,7 @@
 // Numbers, NaN and infinity: as decode.h has them, with k_scale and v_scale 1. The host executor
 // meets u |exact| + 2^-20 A, FP16 + 2^-25.
 //
-// There are two forms. The long one has a thread block for 64 or 128 query tokens of a head, which
+// There are two forms. The long one has a thread block for 64 to 192 query tokens of a head, which
 // fills a GPU only where there are many of them. The short one also cuts the keys of a sequence,
 // and so fills it with one token, too: it is decode of several query tokens (decode.h, a chain to
 // verify), and has its bits, those of the policy chunk. attn_prefill takes the short form for each

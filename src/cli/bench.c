@@ -148,8 +148,9 @@ static void print_csv(const struct bench *const bench, const struct bench_shape 
     const double gbs = get_gbs(times->bytes, times->median_us);
     const double limit = get_gbs(times->bytes, times->limit_us);
     format_driver(bench, driver, sizeof(driver));
-    printf("\"%s\",%s,%.3f,%.3f,%.3f,%.0f,%.1f,%.1f,%.4f,%d,%.4f,%.4e,%.3f,%.3f,%.3f,", shape->name,
-           times->kernel, times->median_us, times->p10_us, times->p90_us, times->bytes, gbs, limit,
+    cli_print_quoted(shape->name);
+    printf(",%s,%.3f,%.3f,%.3f,%.0f,%.1f,%.1f,%.4f,%d,%.4f,%.4e,%.3f,%.3f,%.3f,", times->kernel,
+           times->median_us, times->p10_us, times->p90_us, times->bytes, gbs, limit,
            limit > 0.0 ? gbs / limit : 0.0, times->rows_checked, times->max_ratio,
            times->relative_rms, times->host_us, times->launch_us, step);
     printf("%s,%d,%s,%.4f,%.3f,", case_op_name(shape->op), shape->q_len, tree_name(shape->tree),

@@ -108,8 +108,9 @@ static void print_csv(const struct bench *const bench,
                       const struct prefill_bench_shape *const shape,
                       const struct prefill_bench_times *const times)
 {
-    printf("\"%s\",%s,%.3f,%.3f,%.3f,%.2f,%.0f,%s,%.3f,%.4f,%d,%.4f,%.4e,%.3f,%d,", shape->name,
-           times->kernel, times->median_us, times->p10_us, times->p90_us,
+    cli_print_quoted(shape->name);
+    printf(",%s,%.3f,%.3f,%.3f,%.2f,%.0f,%s,%.3f,%.4f,%d,%.4f,%.4e,%.3f,%d,", times->kernel,
+           times->median_us, times->p10_us, times->p90_us,
            get_tflops(times->flops, times->median_us), times->flops, times->original,
            times->original_us, get_speedup(times), times->rows_checked, times->max_ratio,
            times->relative_rms, times->host_us, times->calls);

@@ -131,6 +131,16 @@ bool cli_read_float(const char *const text, float *const value)
     return true;
 }
 
+void cli_print_quoted(const char *const text)
+{
+    putchar('"');
+    for (const char *c = text; *c; c++) {
+        if (*c == '"') putchar('"');
+        putchar(*c);
+    }
+    putchar('"');
+}
+
 int cli_print_json(json_t *const document)
 {
     const int result = document ? json_dumpf(document, stdout, JSON_INDENT(2)) : -1;

@@ -52,6 +52,8 @@ bool cli_read_int(const char *text, int64_t min, int64_t max, int64_t *value);
 // Finite, all of the text.
 bool cli_read_float(const char *text, float *value);
 
+// A field of a line of CSV, in quotes, to stdout.
+void cli_print_quoted(const char *text);
 // Prints a JSON document to stdout, and drops the reference; returns CLI_FINE or CLI_FAILED.
 int cli_print_json(json_t *document);
 // null where JSON has no way to write the number.

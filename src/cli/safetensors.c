@@ -259,7 +259,8 @@ int safetensors_open(struct safetensors **const file, const char *const path, ch
     void *mapping = MAP_FAILED;
     int result = -1;
     *file = NULL;
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    // Of a pipe nobody is waited for.
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0 || fstat(descriptor, &status)) {
         safetensors_fail(why, "%s: cannot be read: %s", path, strerror(errno));
         goto out;

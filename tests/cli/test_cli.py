@@ -1143,6 +1143,10 @@ class Bench(Program):
         (row,) = csv.DictReader(io.StringIO(table))
         self.assertEqual(row["case"], "tiny, two")
         self.assertTrue(row["commit"] and row["device"] == "host executor")
+        path = self.shapes([dict(self.SHAPES[0], name='7" of it')])
+        table = self.expect(0, "bench", "--device", "host", "--shapes", path, "--csv").stdout
+        (row,) = csv.DictReader(io.StringIO(table))
+        self.assertEqual((row["case"], row["device"]), ('7" of it', "host executor"))
 
     def test_ctm_trees_and_skip_softmax(self):
         small = dict(self.SHAPES[0], page_size=128, q_dtype="fp16", kv_dtype="fp16", window=0, q_len=1,
