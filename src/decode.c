@@ -502,8 +502,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     const bool may_be_late = launch->splits == 1 && launch->min_shift == 0 && !chunks;
     const int32_t late =
         may_be_late ? attn_decode_late_pieces(params->batch, launch->lanes, launch->grid) : 0;
-    // These may have a leaf more, and begin and end within a unit.
-    const int32_t late_units = (launch->most_units - params->batch * launch->lanes) / 2;
+    // They alone have roots then, one more where they may begin within a unit.
+    const int32_t late_lanes = late * launch->lanes;
+    const int32_t late_units = launch->num_roots - (launch->begins_with_unit ? 0 : late_lanes);
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -564,8 +565,8 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .min_shift = launch->min_shift,
         .most_units = launch->most_units,
         .first_late = params->batch - late,
-        .late_lanes = late * launch->lanes,
-        .most_late_units = late > 0 && late_units > 0 ? late_units : 0,
+        .late_lanes = late_lanes,
+        .most_late_units = late_units > 0 ? late_units : 0,
         .scale = params->scale,
         .softcap = params->softcap,
         .k_scale = params->k_scale,

@@ -576,13 +576,12 @@ static struct even draw_even(struct random *const random)
 static void set_late(struct even *const e)
 {
     const int32_t lanes = (int32_t) e->lanes, blocks = (int32_t) e->blocks;
-    const int32_t most_units = blocks * ATTN_DECODE_BLOCK_UNITS - (int32_t) e->pieces * lanes;
     uint32_t magic;
     int32_t grid_shift;
     attn_magic(blocks, &magic, &grid_shift);
     e->late = (uint32_t) attn_decode_late_pieces(e->pieces, lanes, blocks);
     e->late_shift = e->late > 0 ? attn_decode_late_shift(e->late * e->lanes, e->leaves, magic,
-                                                         grid_shift, (uint32_t) most_units / 2)
+                                                         grid_shift, e->blocks * 4)
                                 : -1;
 }
 
@@ -1315,6 +1314,24 @@ Test(launch, keeps_the_chip_busy_with_ctm)
         cr_expect_eq(last_launch()->grid[0], 132, "q_len %d: %u blocks", q_len,
                      last_launch()->grid[0]);
     }
+}
+
+// Late sequences can be cut for all blocks, within the scratch of ctm, too.
+Test(launch, has_room_for_late_sequences_of_ctm)
+{
+    open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
+    int num_late = 0;
+    for (int32_t batch = 1; batch <= 66; batch++) {
+        struct attn_ctm_params params = ctm_params(batch, 1, 32);
+        params.num_q_heads = 32;
+        params.num_kv_heads = 8;
+        cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
+        const struct attn_decode_args *const args = &last_launch()->args;
+        if (args->late_lanes == 0) continue;
+        num_late++;
+        cr_expect_geq(args->most_late_units, (int32_t) last_launch()->grid[0], "batch %d", batch);
+    }
+    cr_expect_gt(num_late, 40);
 }
 
 // The arguments of a call.
