@@ -499,12 +499,9 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
     attn_magic(launch->row_groups, &groups_magic, &groups_shift);
     attn_magic(launch->lanes, &lanes_magic, &lanes_shift);
     attn_magic(launch->grid, &grid_magic, &grid_shift);
-    const bool may_be_late = launch->splits == 1 && launch->min_shift == 0 && !chunks;
-    const int32_t late =
-        may_be_late ? attn_decode_late_pieces(params->batch, launch->lanes, launch->grid) : 0;
-    // They alone have roots then, one more where they may begin within a unit.
-    const int32_t late_lanes = late * launch->lanes;
-    const int32_t late_units = launch->num_roots - (launch->begins_with_unit ? 0 : late_lanes);
+    const bool may_be_late =
+        params->batch > 1 && launch->splits == 1 && launch->min_shift == 0 && !chunks;
+    const int32_t least_late = launch->grid * ATTN_DECODE_LATE_LEAVES / launch->lanes;
     return (struct attn_decode_args){
         .q = params->q,
         .o = params->o,
@@ -564,9 +561,8 @@ static struct attn_decode_args fill_args(const struct attn_decode_params *const 
         .stack_slots = launch->stack_slots,
         .min_shift = launch->min_shift,
         .most_units = launch->most_units,
-        .first_late = params->batch - late,
-        .late_lanes = late_lanes,
-        .most_late_units = late_units > 0 ? late_units : 0,
+        .least_late_leaves = may_be_late ? (uint32_t) least_late : UINT32_MAX,
+        .may_begin_within = !launch->begins_with_unit,
         .scale = params->scale,
         .softcap = params->softcap,
         .k_scale = params->k_scale,

@@ -557,44 +557,37 @@ Test(launch, chooses_units_of_the_lowest_cost)
         }
 }
 
-// Pieces as long as each other, and late ones in units of 2^late_shift leaves.
-struct even {
-    uint32_t pieces, lanes, leaves, blocks, late;
-    int32_t late_shift;
-};
-
-static struct even draw_even(struct random *const random)
+static struct attn_decode_even even_of(const uint32_t pieces, const uint32_t lanes,
+                                       const uint32_t leaves, const uint32_t blocks)
 {
-    return (struct even){
-        .pieces = 1 + random_below(random, 60),
-        .lanes = 1 + random_below(random, 12),
-        .leaves = 1 + random_below(random, 100),
-        .blocks = 1 + random_below(random, 140),
+    struct attn_decode_even e = {
+        .pieces = pieces,
+        .lanes = lanes,
+        .leaves = leaves,
+        .blocks = blocks,
+        .num_roots = blocks * ATTN_DECODE_BLOCK_UNITS,
     };
+    attn_magic((int32_t) blocks, &e.grid_magic, &e.grid_shift);
+    return e;
 }
 
-static void set_late(struct even *const e)
+static int32_t shift_of(const struct attn_decode_even *const e)
 {
-    const int32_t lanes = (int32_t) e->lanes, blocks = (int32_t) e->blocks;
-    uint32_t magic;
-    int32_t grid_shift;
-    attn_magic(blocks, &magic, &grid_shift);
-    e->late = (uint32_t) attn_decode_late_pieces(e->pieces, lanes, blocks);
-    e->late_shift = e->late > 0 ? attn_decode_late_shift(e->late * e->lanes, e->leaves, magic,
-                                                         grid_shift, e->blocks * 4)
-                                : -1;
+    const uint64_t items = (uint64_t) e->pieces * e->lanes * e->leaves;
+    const int32_t blocks = (int32_t) e->blocks;
+    return attn_decode_unit_shift(items, blocks, blocks * ATTN_DECODE_BLOCK_UNITS, 1);
 }
 
 // When the last of the blocks is done, in the time of a leaf: units are taken in order, by whoever is
 // free first, and each costs one more.
-static uint32_t follow_blocks(const struct even *const e, const int32_t shift,
-                              const int32_t late_shift)
+static uint32_t follow_blocks(const struct attn_decode_even *const e, const int32_t shift,
+                              const struct attn_decode_late late)
 {
     static uint32_t done[ATTN_DECODE_MAX_GRID];
     memset(done, 0, sizeof(done));
     uint32_t last = 0;
     for (uint32_t piece = 0; piece < e->pieces; piece++) {
-        const uint32_t most = 1u << (piece < e->pieces - e->late ? shift : late_shift);
+        const uint32_t most = 1u << (piece < e->pieces - late.pieces ? shift : late.shift);
         for (uint32_t leaf = 0; leaf < e->leaves; leaf += most)
             for (uint32_t lane = 0; lane < e->lanes; lane++) {
                 uint32_t *first = &done[0];
@@ -608,41 +601,51 @@ static uint32_t follow_blocks(const struct even *const e, const int32_t shift,
     return last;
 }
 
-// Late pieces are cut where all blocks together are done earlier for it.
+static const struct attn_decode_late none_late = { 0, 0, 0 };
+
+// No block is busier than the cost says, and with late pieces the busiest one is done earlier; where
+// units at the ends of pieces are short the cost without late pieces is less than is thought.
 Test(launch, cuts_late_pieces_if_that_ends_earlier)
 {
     struct random random = { random_seed(29) };
-    int num_late = 0;
-    for (int i = 0; i < 2000; i++) {
-        struct even e = draw_even(&random);
-        set_late(&e);
-        if (e.late_shift < 0) continue;
+    int num_late = 0, num_whole = 0, num_worse = 0;
+    double all = 0, all_without = 0;
+    for (int i = 0; i < 3000; i++) {
+        const struct attn_decode_even e =
+            even_of(1 + random_below(&random, 60), 1 + random_below(&random, 12),
+                    1 + random_below(&random, 100), 1 + random_below(&random, 140));
+        struct attn_decode_late late;
+        const int32_t shift = shift_of(&e), others = attn_decode_late_cut(e, shift, 0, &late);
+        if (late.pieces == 0) continue;
+        cr_assert(late.pieces < e.pieces && late.shift < others);
+        const uint32_t busiest = follow_blocks(&e, others, late);
+        const uint32_t without = follow_blocks(&e, shift, none_late);
+        cr_expect_lt(busiest, late.cost,
+                     "%u pieces of %u leaves, %u lanes, %u blocks: 2^%d, %u in 2^%d", e.pieces,
+                     e.leaves, e.lanes, e.blocks, others, late.pieces, late.shift);
         num_late++;
-        cr_assert(e.late < e.pieces && 1u << e.late_shift < e.leaves);
-        cr_expect_lt(follow_blocks(&e, 31, e.late_shift), follow_blocks(&e, 31, 31),
-                     "%u pieces of %u leaves, %u lanes, %u blocks: %u in 2^%d", e.pieces, e.leaves,
-                     e.lanes, e.blocks, e.late, e.late_shift);
+        num_whole += 1u << others >= e.leaves;
+        num_worse += busiest > without;
+        all += busiest, all_without += without;
     }
-    cr_expect_gt(num_late, 100, "%d", num_late);
+    cr_expect(num_whole > 100 && num_late - num_whole > 100, "%d, %d", num_whole, num_late);
+    cr_expect(num_worse * 20 < num_late, "%d of %d", num_worse, num_late);
+    cr_expect_lt(all, 0.9 * all_without);
 }
 
-// 32 query heads on 8 KV heads, 2048 keys, 132 blocks: once all have a piece time grows with the
-// batch, and does not jump.
+// 32 query heads on 8 KV heads, 4096 keys, 132 blocks: time grows with the batch, and does not jump.
 Test(launch, does_not_jump_with_the_batch)
 {
     double last = 0;
-    for (uint32_t batch = 16; batch <= 66; batch++) {
-        struct even e = { .pieces = batch, .lanes = 8, .leaves = 16, .blocks = 132 };
-        set_late(&e);
-        const int32_t blocks = (int32_t) e.blocks;
-        const uint64_t items = (uint64_t) batch * e.lanes * e.leaves;
-        const int32_t shift =
-            attn_decode_unit_shift(items, blocks, blocks * ATTN_DECODE_BLOCK_UNITS, 1);
-        const uint32_t busiest = e.late_shift < 0 ? follow_blocks(&e, shift, shift)
-                                                  : follow_blocks(&e, 31, e.late_shift);
+    for (uint32_t batch = 1; batch <= 66; batch++) {
+        const struct attn_decode_even e = even_of(batch, 8, 32, 132);
+        const bool enough = batch * e.lanes * e.leaves >= e.blocks * ATTN_DECODE_LATE_LEAVES;
+        struct attn_decode_late late = none_late;
+        int32_t shift = shift_of(&e);
+        if (enough) shift = attn_decode_late_cut(e, shift, 0, &late);
         // What a call takes besides.
-        const double now = 4.0 + busiest, work = batch / (batch - 1.0);
-        if (last > 0)
+        const double now = 4.0 + follow_blocks(&e, shift, late), work = batch / (batch - 1.0);
+        if (batch > 1)
             cr_expect(now < 1.3 * work * last && now > last / 1.3, "batch %u: %g after %g", batch,
                       now, last);
         last = now;
@@ -1321,15 +1324,21 @@ Test(launch, has_room_for_late_sequences_of_ctm)
 {
     open_device(ATTN_DEVICE_ORDINAL, NULL, 0);
     int num_late = 0;
-    for (int32_t batch = 1; batch <= 66; batch++) {
+    for (int32_t batch = 2; batch <= 66; batch++) {
         struct attn_ctm_params params = ctm_params(batch, 1, 32);
         params.num_q_heads = 32;
         params.num_kv_heads = 8;
         cr_assert_eq(attn_ctm_run(device, &params), ATTN_OK, "%s", attn_last_error());
         const struct attn_decode_args *const args = &last_launch()->args;
-        if (args->late_lanes == 0) continue;
+        cr_expect_eq(args->least_late_leaves, 132);
+        cr_expect_eq(args->may_begin_within, 0);
+        struct attn_decode_even e = even_of((uint32_t) batch, 8, 16, last_launch()->grid[0]);
+        struct attn_decode_late late = attn_decode_find_late(e, 31);
+        if (late.pieces == 0) continue;
         num_late++;
-        cr_expect_geq(args->most_late_units, (int32_t) last_launch()->grid[0], "batch %d", batch);
+        e.num_roots = (uint32_t) args->num_roots;
+        late = attn_decode_find_late(e, 31);
+        cr_expect_gt(late.pieces, 0, "batch %d", batch);
     }
     cr_expect_gt(num_late, 40);
 }

@@ -33,8 +33,9 @@ struct span {
 // What the launch allows, and what of it was used.
 struct walk {
     const struct attn_decode_args *args;
-    // Blocks of the grid; levels below wait elsewhere; levels whose roots one block merges.
-    int32_t blocks, levels, fan_log;
+    // Blocks of the grid, and of an SM; levels below wait elsewhere; levels whose roots one block
+    // merges.
+    int32_t blocks, per_sm, levels, fan_log;
     char label[176];
     int32_t shift;
     // Of one lane, so far: units; roots; those that these pieces could have, wherever they began.
@@ -250,17 +251,25 @@ static void walk_lengths(struct walk *const w, const int32_t *const lens)
         args->min_shift + attn_decode_unit_shift(items, w->blocks, args->most_units, are_even);
     // No piece has as many leaves; they are numbers of 32 bits, shifted.
     if (w->shift > 31) w->shift = 31;
-    int32_t late_shift = -1;
-    if (are_even && args->late_lanes > 0)
-        late_shift = attn_decode_late_shift((uint32_t) args->late_lanes, (uint32_t) longest,
-                                            args->grid_magic, args->grid_shift,
-                                            (uint32_t) args->most_late_units);
-    if (late_shift >= 0) w->shift = 31, w->late++;
+    const struct attn_decode_even even = {
+        .pieces = (uint32_t) args->batch,
+        .lanes = (uint32_t) args->lanes,
+        .leaves = (uint32_t) longest,
+        .blocks = (uint32_t) w->blocks,
+        .grid_magic = args->grid_magic,
+        .grid_shift = args->grid_shift,
+        .num_roots = (uint32_t) args->num_roots,
+        .may_begin_within = (uint32_t) args->may_begin_within,
+    };
+    struct attn_decode_late late = { 0 };
+    if (are_even && leaves >= args->least_late_leaves)
+        w->shift = attn_decode_late_cut(even, w->shift, w->per_sm > 1, &late);
+    if (late.pieces > 0) w->late++;
     w->units = w->roots = w->most_roots = 0;
     w->met = calloc((size_t) args->root_levels * (size_t) args->num_roots + 1, 1);
     cr_assert_not_null(w->met);
     for (int i = 0; i < count; i++) {
-        if (late_shift >= 0 && i == args->first_late) w->shift = late_shift;
+        if (late.pieces > 0 && i == count - (int) late.pieces) w->shift = late.shift;
         walk_piece(w, pieces[i]);
     }
     free(w->met);
@@ -362,6 +371,7 @@ static void walk_launches(const uint64_t seed, const int devices, const uint32_t
             draw_lengths(&random, w.args, lens);
             const struct attn_pack_row *const row = last_row(device);
             w.levels = row->levels;
+            w.per_sm = row->per_sm;
             w.fan_log = ATTN_DECODE_FAN_LOG(row->head_dim, row->rows);
             snprintf(w.label, sizeof(w.label),
                      "trial %d.%d: grid %u, batch %d, %d lanes, %d pages, window %d, %d splits, "

@@ -85,15 +85,16 @@ int main(void)
 
 
 def read_ptxas(path):
-    """What ptxas says of the one kernel that it compiled; None if it says nothing of one."""
+    """What ptxas says of the one kernel that it compiled, with the functions that are not inline; None
+    if it says nothing of one."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    frame = re.search(
+    frames = re.findall(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
     used = re.search(r"Used (\d+) registers", text)
-    if not frame or not used:
+    if not frames or not used:
         return None
     smem = re.search(r"(\d+) bytes smem", text)
-    local, stores, loads = map(int, frame.groups())
+    local, stores, loads = (sum(map(int, column)) for column in zip(*frames))
     return {"registers": int(used[1]), "local": local, "spills": max(stores, loads),
             "static": int(smem[1]) if smem else 0, "warned": "C75" in text}
 

@@ -106,12 +106,14 @@ constexpr int FAN = 1 << FAN_LOG;
 // they are. FP16: small weights stay clear of the subnormals.
 constexpr float SHIFT = MMA_IS_BF16 ? 16.0f : -14.0f;
 
-// How the leaves of all pieces are dealt: in units of 2^shift leaves, of late pieces of
-// 2^late_shift.
+// How the leaves of all pieces are dealt: in units of 2^shift leaves, those of pieces from first_late
+// on of 2^late_shift.
 struct deal {
     // Units of all lanes; more than there are blocks: blocks ask for more once they are done.
     int32_t total;
-    int32_t shift, late_shift;
+    int32_t first_late;
+    // shift, and 32 * late_shift: a register for both.
+    int32_t shifts;
 };
 
 // A unit, as the copying warp tells the others.

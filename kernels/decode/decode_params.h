@@ -79,8 +79,9 @@ struct attn_decode_args {
     int32_t min_shift;
     // Of all blocks, at most.
     int32_t most_units;
-    // The first piece that may be late, lanes of all of these, 0: none are, and their units at most.
-    int32_t first_late, late_lanes, most_late_units;
+    // Of all pieces, at least, for late ones; whether a piece may begin within a unit.
+    uint32_t least_late_leaves;
+    int32_t may_begin_within;
     int32_t has_boxes, box_groups;
     float scale;
     float softcap;
@@ -131,35 +132,65 @@ ATTN_BOTH int32_t attn_decode_are_even(uint64_t leaves, uint64_t longest, int32_
     return longest * (uint32_t) pieces <= leaves + leaves / 4;
 }
 
-// What is lost, in the time of a leaf, with each unit of late pieces, and since they have roots.
-#define ATTN_DECODE_LATE_UNIT_COST 1
-#define ATTN_DECODE_LATE_ROOTS_COST 2
+// Where pieces differ little their units may be few rounds of the blocks, and the last round for few
+// of the blocks. The last pieces are late then: they are cut finer, so that all blocks have some of
+// them. `pieces` of `leaves` on `lanes` lanes, and roots there is room for.
+struct attn_decode_even {
+    uint32_t pieces, lanes, leaves, blocks, grid_magic;
+    int32_t grid_shift;
+    uint32_t num_roots, may_begin_within;
+};
+// What it costs in the time of a leaf, how many pieces, and in units of 2^shift.
+struct attn_decode_late {
+    uint32_t cost, pieces;
+    int32_t shift;
+};
+// Leaves a block, at least: with fewer it is not worth while.
+#define ATTN_DECODE_LATE_LEAVES 8
 
-// The shift of the units of late pieces, of so many lanes of `leaves` each: one for each block, or
-// for some. Negative: whole pieces are done as early.
-ATTN_BOTH int32_t attn_decode_late_shift(uint32_t lanes, uint32_t leaves, uint32_t grid_magic,
-                                         int32_t grid_shift, uint32_t most_units)
+// Of units of 2^shift leaves: rounds of all blocks, and in the time of a leaf.
+ATTN_BOTH uint32_t attn_decode_even_rounds(struct attn_decode_even e, uint32_t lanes, int32_t shift)
 {
-    const uint32_t share = attn_divide(lanes * leaves - 1, grid_magic, grid_shift) + 1;
-    const int32_t shift = attn_log2_up(share);
-    const uint32_t units = lanes * (((leaves - 1) >> shift) + 1);
-    const uint32_t most = attn_divide(units - 1, grid_magic, grid_shift) + 1;
-    const uint32_t cost = most * ((1u << shift) + ATTN_DECODE_LATE_UNIT_COST);
-    return units <= most_units && cost + ATTN_DECODE_LATE_ROOTS_COST < leaves ? shift : -1;
+    return attn_divide(lanes * (((e.leaves - 1) >> shift) + 1) - 1, e.grid_magic, e.grid_shift) + 1;
+}
+
+ATTN_BOTH uint32_t attn_decode_even_cost(struct attn_decode_even e, uint32_t rounds, int32_t shift)
+{
+    const uint32_t unit = 1u << shift < e.leaves ? 1u << shift : e.leaves;
+    return rounds * (unit + 1);
+}
+
+// Late pieces where all others have units of 2^shift leaves. The highest cost: there are none.
+ATTN_BOTH struct attn_decode_late attn_decode_find_late(struct attn_decode_even e, int32_t shift)
+{
+    struct attn_decode_late late = { UINT32_MAX, 0, shift };
+    const uint32_t of_lane = ((e.leaves - 1) >> shift) + 1, of_piece = e.lanes * of_lane;
+    const uint32_t units = e.pieces * of_piece;
+    const uint32_t rounds = attn_divide(units, e.grid_magic, e.grid_shift);
+    const uint32_t over = units - rounds * e.blocks;
+    if (rounds == 0 || rounds > 3 || over == 0) return late;
+    const uint32_t pieces = (over - 1) / of_piece + 1, lanes = pieces * e.lanes;
+    if (pieces >= e.pieces) return late;
+    // A unit for each block, or for some.
+    const uint32_t share = attn_divide(lanes * e.leaves - 1, e.grid_magic, e.grid_shift) + 1;
+    const int32_t late_shift = attn_log2_up(share);
+    // A lone unit leaves no root.
+    const uint32_t late_of_lane = ((e.leaves - 1) >> late_shift) + 1 + e.may_begin_within;
+    const uint32_t others = of_lane > 1 ? units - pieces * of_piece : 0;
+    const uint64_t roots = (uint64_t) lanes * late_of_lane + others +
+                           (others > 0 ? e.may_begin_within * e.pieces * e.lanes : 0);
+    if (roots > e.num_roots || late_shift >= shift) return late;
+    const uint32_t cost =
+        attn_decode_even_cost(e, rounds, shift) +
+        attn_decode_even_cost(e, attn_decode_even_rounds(e, lanes, late_shift), late_shift);
+    // Roots of late pieces, or of all; of these also a part for blocks that are not equally fast.
+    late.cost = cost + (of_lane > 1 ? 4 + cost / 16 : 2);
+    late.pieces = pieces;
+    late.shift = late_shift;
+    return late;
 }
 
 #ifndef __CUDACC__
-// Whole pieces may be few rounds of the blocks, and the last round for few of them: its pieces are
-// late, and are cut so that all blocks have some of them. 0: there are none.
-static inline int32_t attn_decode_late_pieces(int64_t pieces, int32_t lanes, int32_t blocks)
-{
-    const int32_t most_rounds = 4;
-    const int64_t units = pieces * lanes;
-    if (units <= blocks || units > (int64_t) blocks * most_rounds) return 0;
-    const int64_t late = (units % blocks + lanes - 1) / lanes;
-    return late < pieces ? (int32_t) late : 0;
-}
-
 // The largest shift of the lowest cost. Kernels do the same, a lane a shift.
 static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int32_t most_units,
                                              int32_t are_even)
@@ -171,6 +202,25 @@ static inline int32_t attn_decode_unit_shift(uint64_t items, int32_t blocks, int
         if (attn_decode_unit_cost(items, grid_magic, grid_shift, most_units, are_even, shift) <
             attn_decode_unit_cost(items, grid_magic, grid_shift, most_units, are_even, best))
             best = shift;
+    return best;
+}
+
+// The largest shift of the lowest cost for all but the late pieces; `shift`, and none are late,
+// where that costs no more. Kernels do the same, a lane a shift.
+static inline int32_t attn_decode_late_cut(struct attn_decode_even e, int32_t shift,
+                                           int32_t whole_alone, struct attn_decode_late *late)
+{
+    int32_t best = shift;
+    late->cost =
+        attn_decode_even_cost(e, attn_decode_even_rounds(e, e.pieces * e.lanes, shift), shift);
+    late->pieces = 0;
+    late->shift = shift;
+    for (int32_t other = 31; other >= 0; other--) {
+        const struct attn_decode_late own = attn_decode_find_late(e, other);
+        if ((whole_alone && 1u << other < e.leaves) || own.cost >= late->cost) continue;
+        *late = own;
+        best = other;
+    }
     return best;
 }
 #endif

@@ -199,7 +199,7 @@ struct batch {
                                           const schedule &dealt_as, int32_t item, int half)
     {
         const place found = dealt_as.find(args, s, item);
-        const int32_t shift = shift_of(args, dealt_as.dealt, found.index);
+        const int32_t shift = shift_of(dealt_as.dealt, found.index);
         const piece &p = found.p;
         const uint32_t last = max(p.end, p.first + 1);
         origin = p.origin, start = p.start, stop = p.stop, past = p.past;

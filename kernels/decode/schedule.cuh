@@ -296,32 +296,44 @@ static __device__ __forceinline__ int32_t choose_shift(const attn_decode_args &a
     return min(args.min_shift + 31 - __clz(best), 31);
 }
 
-// Where late pieces are not late units are as large as the others.
-static __device__ __forceinline__ int32_t shift_of(const attn_decode_args &args, const deal &dealt,
-                                                   int32_t piece_index)
+static __device__ __forceinline__ int32_t shift_of(const deal &dealt, int32_t piece_index)
 {
-    return !SKIPS && piece_index >= args.first_late ? dealt.late_shift : dealt.shift;
+    const bool is_late = !SKIPS && piece_index >= dealt.first_late;
+    return (is_late ? dealt.shifts >> 5 : dealt.shifts) & 31;
 }
 
-// The shift of late pieces; negative: none are.
-static __device__ __forceinline__ int32_t choose_late_shift(const attn_decode_args &args,
-                                                            uint32_t leaves, uint32_t longest)
+// Where two blocks share an SM a block is faster while the other one has nothing, and units that
+// are not whole pieces are no gain.
+constexpr bool WHOLE_ALONE = ROW_PER_SM > 1;
+
+// Of even pieces whose units are of 2^shift leaves if none is late: what costs less. Not inline: calls
+// that are too small for it would have to fetch what lies behind it later.
+static __device__ __noinline__ deal cut_late(const attn_decode_args &args, uint32_t longest,
+                                             int32_t shift)
 {
-    if (SKIPS || args.late_lanes == 0) return -1;
-    const int32_t shift = attn_decode_late_shift(args.late_lanes, longest, args.grid_magic,
-                                                 args.grid_shift, args.most_late_units);
-    return attn_decode_are_even(leaves, longest, args.batch) ? shift : -1;
+    attn_decode_even even;
+    even.pieces = args.batch, even.lanes = args.lanes, even.leaves = longest;
+    even.blocks = gridDim.x, even.grid_magic = args.grid_magic, even.grid_shift = args.grid_shift;
+    even.num_roots = args.num_roots, even.may_begin_within = args.may_begin_within;
+    const uint32_t rounds = attn_decode_even_rounds(even, even.pieces * even.lanes, shift);
+    attn_decode_late own = attn_decode_find_late(even, lane_id());
+    if (WHOLE_ALONE && 1u << lane_id() < longest) own.cost = ~0u;
+    const uint32_t lowest = __reduce_min_sync(~0u, own.cost);
+    if (lowest >= attn_decode_even_cost(even, rounds, shift)) return { 0, INT32_MAX, shift };
+    const int32_t best = 31 - __clz(__ballot_sync(~0u, own.cost == lowest));
+    const int32_t first_late = even.pieces - __shfl_sync(~0u, own.pieces, best);
+    return { 0, first_late, best | __shfl_sync(~0u, own.shift, best) << 5 };
 }
 
 // How pieces of so many leaves are dealt, all but the number of units. All lanes together.
 static __device__ __forceinline__ deal choose_deal(const attn_decode_args &args, uint32_t leaves,
-                                                   uint32_t longest, bool may_skip,
-                                                   int32_t late_shift)
+                                                   uint32_t longest, bool may_skip)
 {
-    constexpr int WHOLE = 31;
-    if (late_shift >= 0) return { 0, WHOLE, late_shift };
     const int32_t shift = choose_shift(args, leaves, longest, may_skip);
-    return { 0, shift, shift };
+    if (!SKIPS && leaves >= args.least_late_leaves &&
+        attn_decode_are_even(leaves, longest, args.batch))
+        return cut_late(args, longest, shift);
+    return { 0, INT32_MAX, shift };
 }
 
 // So few pieces that the copying warp counts them alone.
@@ -402,12 +414,11 @@ static __device__ __forceinline__ void count_all(const attn_decode_args &args, s
         longest = max(longest, SKIPS ? of_warp & ~MAY_SKIP : of_warp);
         skips |= of_warp & MAY_SKIP;
     }
-    deal dealt = choose_deal(args, leaves, longest, SKIPS && skips,
-                             choose_late_shift(args, leaves, longest));
+    deal dealt = choose_deal(args, leaves, longest, SKIPS && skips);
     counts own = { 0, 0 };
 #pragma unroll 1
     for (int32_t i = first; i < stop; i++) {
-        const counts of_piece = count(describe(args, i), shift_of(args, dealt, i));
+        const counts of_piece = count(describe(args, i), shift_of(dealt, i));
         own.units += of_piece.units, own.slots += of_piece.slots;
     }
     const counts end = sum_up(own);
@@ -454,14 +465,12 @@ struct schedule {
         uint32_t leaves = is_piece ? of_piece : 0, longest = leaves;
         const bool may_skip =
             SKIPS && __ballot_sync(~0u, is_piece && find_lambda(args, p.stop) > 0.0f);
-        int32_t late_shift = -1;
         if (!is_alone) {
             leaves = __reduce_add_sync(~0u, leaves);
             longest = __reduce_max_sync(~0u, longest);
-            late_shift = choose_late_shift(args, leaves, longest);
         }
-        dealt = choose_deal(args, leaves, longest, may_skip, late_shift);
-        own = ::count(p, shift_of(args, dealt, lane_id()));
+        dealt = choose_deal(args, leaves, longest, may_skip);
+        own = ::count(p, shift_of(dealt, lane_id()));
         if (!is_piece) own = { 0, 0 };
         end = own;
         if (!is_alone) end = sum_up(own);
@@ -525,8 +534,7 @@ struct schedule {
         for (;; first += 32) {
             const int32_t index = first + lane_id();
             counts lane_own = { 0, 0 };
-            if (index < stop)
-                lane_own = ::count(describe(args, index), shift_of(args, dealt, index));
+            if (index < stop) lane_own = ::count(describe(args, index), shift_of(dealt, index));
             counts lane_end = sum_up(lane_own);
             lane_end.units += before.units, lane_end.slots += before.slots;
             const uint32_t found = __ballot_sync(~0u, unit < lane_end.units);
