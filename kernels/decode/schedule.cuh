@@ -307,9 +307,9 @@ static __device__ __forceinline__ int32_t shift_of(const deal &dealt, int32_t pi
 constexpr bool WHOLE_ALONE = ROW_PER_SM > 1;
 
 // Of even pieces whose units are of 2^shift leaves if none is late: what costs less. Not inline: calls
-// that are too small for it would have to fetch what lies behind it later.
-static __device__ __noinline__ deal cut_late(const attn_decode_args &args, uint32_t longest,
-                                             int32_t shift)
+// that are too small for it would have to fetch what lies behind it later. Not static: nvcc names what
+// is after the source's path, and the same source would give different packs.
+__device__ __noinline__ deal cut_late(const attn_decode_args &args, uint32_t longest, int32_t shift)
 {
     attn_decode_even even;
     even.pieces = args.batch, even.lanes = args.lanes, even.leaves = longest;

@@ -14,7 +14,7 @@
 #define __global__
 // Functions of several kernels have the same names: none may be left to the linker.
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
+#define __noinline__ static __attribute__((noinline))
 #define __shared__
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
