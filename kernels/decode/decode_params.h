@@ -160,6 +160,12 @@ ATTN_BOTH uint32_t attn_decode_even_cost(struct attn_decode_even e, uint32_t rou
     return rounds * (unit + 1);
 }
 
+// Whether late pieces may cost less: they cost a block at least the mean, two units, and roots.
+ATTN_BOTH int32_t attn_decode_may_be_late(struct attn_decode_even e, uint32_t cost)
+{
+    return cost > attn_divide(e.pieces * e.lanes * e.leaves, e.grid_magic, e.grid_shift) + 4;
+}
+
 // Late pieces where all others have units of 2^shift leaves. The highest cost: there are none.
 ATTN_BOTH struct attn_decode_late attn_decode_find_late(struct attn_decode_even e, int32_t shift)
 {
@@ -215,6 +221,7 @@ static inline int32_t attn_decode_late_cut(struct attn_decode_even e, int32_t sh
         attn_decode_even_cost(e, attn_decode_even_rounds(e, e.pieces * e.lanes, shift), shift);
     late->pieces = 0;
     late->shift = shift;
+    if (!attn_decode_may_be_late(e, late->cost)) return best;
     for (int32_t other = 31; other >= 0; other--) {
         const struct attn_decode_late own = attn_decode_find_late(e, other);
         if ((whole_alone && 1u << other < e.leaves) || own.cost >= late->cost) continue;

@@ -306,20 +306,16 @@ static __device__ __forceinline__ int32_t shift_of(const deal &dealt, int32_t pi
 // are not whole pieces are no gain.
 constexpr bool WHOLE_ALONE = ROW_PER_SM > 1;
 
-// Of even pieces whose units are of 2^shift leaves if none is late: what costs less. Not inline: calls
-// that are too small for it would have to fetch what lies behind it later. Not static: nvcc names what
-// is after the source's path, and the same source would give different packs.
-__device__ __noinline__ deal cut_late(const attn_decode_args &args, uint32_t longest, int32_t shift)
+// Of even pieces that cost so much in units of 2^shift leaves if none is late: what costs less. Not
+// inline: calls that don't need it would have to fetch what lies behind it later. Not static: nvcc
+// names what is after the source's path, and the same source would give different packs. By value:
+// arguments in memory are slow.
+__device__ __noinline__ deal cut_late(attn_decode_even even, uint32_t cost, int32_t shift)
 {
-    attn_decode_even even;
-    even.pieces = args.batch, even.lanes = args.lanes, even.leaves = longest;
-    even.blocks = gridDim.x, even.grid_magic = args.grid_magic, even.grid_shift = args.grid_shift;
-    even.num_roots = args.num_roots, even.may_begin_within = args.may_begin_within;
-    const uint32_t rounds = attn_decode_even_rounds(even, even.pieces * even.lanes, shift);
     attn_decode_late own = attn_decode_find_late(even, lane_id());
-    if (WHOLE_ALONE && 1u << lane_id() < longest) own.cost = ~0u;
+    if (WHOLE_ALONE && 1u << lane_id() < even.leaves) own.cost = ~0u;
     const uint32_t lowest = __reduce_min_sync(~0u, own.cost);
-    if (lowest >= attn_decode_even_cost(even, rounds, shift)) return { 0, INT32_MAX, shift };
+    if (lowest >= cost) return { 0, INT32_MAX, shift };
     const int32_t best = 31 - __clz(__ballot_sync(~0u, own.cost == lowest));
     const int32_t first_late = even.pieces - __shfl_sync(~0u, own.pieces, best);
     return { 0, first_late, best | __shfl_sync(~0u, own.shift, best) << 5 };
@@ -330,10 +326,17 @@ static __device__ __forceinline__ deal choose_deal(const attn_decode_args &args,
                                                    uint32_t longest, bool may_skip)
 {
     const int32_t shift = choose_shift(args, leaves, longest, may_skip);
-    if (!SKIPS && leaves >= args.least_late_leaves &&
-        attn_decode_are_even(leaves, longest, args.batch))
-        return cut_late(args, longest, shift);
-    return { 0, INT32_MAX, shift };
+    const deal none_late = { 0, INT32_MAX, shift };
+    if (SKIPS || leaves < args.least_late_leaves ||
+        !attn_decode_are_even(leaves, longest, args.batch))
+        return none_late;
+    attn_decode_even even;
+    even.pieces = args.batch, even.lanes = args.lanes, even.leaves = longest;
+    even.blocks = gridDim.x, even.grid_magic = args.grid_magic, even.grid_shift = args.grid_shift;
+    even.num_roots = args.num_roots, even.may_begin_within = args.may_begin_within;
+    const uint32_t rounds = attn_decode_even_rounds(even, even.pieces * even.lanes, shift);
+    const uint32_t cost = attn_decode_even_cost(even, rounds, shift);
+    return attn_decode_may_be_late(even, cost) ? cut_late(even, cost, shift) : none_late;
 }
 
 // So few pieces that the copying warp counts them alone.
