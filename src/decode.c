@@ -305,16 +305,25 @@ static int32_t count_splits(const struct attn_device *const device,
                                   shape->num_q_heads, shape->batch, shape->max_decode_seqs);
 }
 
+// The pieces of a shape that was checked, and on a GPU the kernel, if there is one.
+static void begin_launch(const struct attn_device *const device,
+                         const struct attn_decode_shape *const shape,
+                         const struct attn_decode_limits *const limits, struct launch *const launch)
+{
+    *launch = (struct launch){ .begins_with_unit = limits && shape->window == 0 };
+    if (!limits) launch->num_splits = count_splits(device, shape);
+    if (device->info.kind == ATTN_DEVICE_HOST) return;
+    launch->row = find_row(device->pack, shape, launch->num_splits);
+}
+
 // For a shape that was checked.
 static enum attn_status plan_launch(const struct attn_device *const device,
                                     const struct attn_decode_shape *const shape,
                                     const struct attn_decode_limits *const limits,
                                     struct launch *const launch)
 {
-    *launch = (struct launch){ .begins_with_unit = limits && shape->window == 0 };
-    if (!limits) launch->num_splits = count_splits(device, shape);
+    begin_launch(device, shape, limits, launch);
     if (device->info.kind == ATTN_DEVICE_HOST) return ATTN_OK;
-    launch->row = find_row(device->pack, shape, launch->num_splits);
     if (!launch->row) return fail_unsupported(device, shape);
     enum attn_status status = limits ? ATTN_OK : check_policy(device, launch->row);
     if (status == ATTN_OK) status = set_geometry(device, shape, launch);
@@ -394,11 +403,10 @@ static enum attn_status cover(const struct attn_device *const device,
                               const struct attn_decode_shape *const shape,
                               struct launch *const launch)
 {
-    const struct attn_pack_row *const row =
-        find_row(device->pack, shape, count_splits(device, shape));
-    if (!row || !fits_policy(device, row)) return ATTN_OK;
     struct launch own;
-    const enum attn_status status = plan_launch(device, shape, NULL, &own);
+    begin_launch(device, shape, NULL, &own);
+    if (!own.row || !fits_policy(device, own.row)) return ATTN_OK;
+    const enum attn_status status = set_geometry(device, shape, &own);
     if (status != ATTN_OK) return status;
     if (own.workspace_bytes > launch->workspace_bytes)
         launch->workspace_bytes = own.workspace_bytes;
