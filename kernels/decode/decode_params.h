@@ -145,8 +145,9 @@ struct attn_decode_late {
     uint32_t cost, pieces;
     int32_t shift;
 };
-// Leaves a block, at least: with fewer it is not worth while.
+// Leaves a block, at least: with fewer it is not worth while; and rounds, at most.
 #define ATTN_DECODE_LATE_LEAVES 8
+#define ATTN_DECODE_LATE_ROUNDS 3
 
 // Of units of 2^shift leaves: rounds of all blocks, and in the time of a leaf.
 ATTN_BOTH uint32_t attn_decode_even_rounds(struct attn_decode_even e, uint32_t lanes, int32_t shift)
@@ -174,17 +175,17 @@ ATTN_BOTH struct attn_decode_late attn_decode_find_late(struct attn_decode_even 
     const uint32_t units = e.pieces * of_piece;
     const uint32_t rounds = attn_divide(units, e.grid_magic, e.grid_shift);
     const uint32_t over = units - rounds * e.blocks;
-    if (rounds == 0 || rounds > 3 || over == 0) return late;
+    if (rounds == 0 || rounds > ATTN_DECODE_LATE_ROUNDS || over == 0) return late;
     const uint32_t pieces = (over - 1) / of_piece + 1, lanes = pieces * e.lanes;
     if (pieces >= e.pieces) return late;
     // A unit for each block, or for some.
     const uint32_t share = attn_divide(lanes * e.leaves - 1, e.grid_magic, e.grid_shift) + 1;
     const int32_t late_shift = attn_log2_up(share);
-    // A lone unit leaves no root.
+    // A lone unit leaves no root; a piece that begins within a unit may have one more.
     const uint32_t late_of_lane = ((e.leaves - 1) >> late_shift) + 1 + e.may_begin_within;
-    const uint32_t others = of_lane > 1 ? units - pieces * of_piece : 0;
-    const uint64_t roots = (uint64_t) lanes * late_of_lane + others +
-                           (others > 0 ? e.may_begin_within * e.pieces * e.lanes : 0);
+    const uint32_t others = of_lane > 1 ? (e.pieces - pieces) * e.lanes : 0;
+    const uint64_t roots =
+        (uint64_t) lanes * late_of_lane + (uint64_t) others * (of_lane + e.may_begin_within);
     if (roots > e.num_roots || late_shift >= shift) return late;
     const uint32_t cost =
         attn_decode_even_cost(e, rounds, shift) +
