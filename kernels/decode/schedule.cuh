@@ -363,6 +363,19 @@ static __device__ __forceinline__ void prefetch_table(const attn_decode_args &ar
     if (threadIdx.x < THREADS && first < entries) prefetch_line(args.block_table + first);
 }
 
+// The translations of where results will be, which are needed last, and in a hurry. By a warp that has
+// nothing else to do.
+static __device__ __forceinline__ void prefetch_results(const attn_decode_args &args)
+{
+    if (lane_id() != 0) return;
+    if (args.num_roots > 0) {
+        prefetch_line(args.slots);
+        prefetch_line(args.counters);
+    }
+    prefetch_line(args.o);
+    if (args.lse) prefetch_line(args.lse);
+}
+
 // Leaves of a piece, as they are counted to choose units: of chunks, whose lanes differ, of all
 // lanes. One more where it may begin within a unit.
 static __device__ __forceinline__ uint32_t count_coarsely(const attn_decode_args &args,
@@ -503,6 +516,8 @@ struct schedule {
     __device__ __forceinline__ place find(const attn_decode_args &args, const smem &s,
                                           int32_t unit) const
     {
+        // All lanes have it.
+        if (!SKIPS && args.batch * args.splits == 1) return { p, 0, { 0, 0 } };
         if (are_few(args)) {
             const int at = __ffs(__ballot_sync(~0u, unit < end.units)) - 1;
             // Kernels of skip-softmax have no registers to keep the lanes' pieces in.

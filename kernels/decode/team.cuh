@@ -207,6 +207,7 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
             v_feed(args, s).run();
             return;
         }
+        prefetch_results(args);
         counter arrivals = { s, 0 };
         while (arrivals.count()) continue;
         return;
