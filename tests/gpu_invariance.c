@@ -204,6 +204,39 @@ Test(gpu_invariance, late_pieces, .timeout = 120)
     gpu_session_close(&session);
 }
 
+static void expect_roots_to_meet(struct gpu_session *session, struct gpu_session *limited,
+                                 size_t shape, int32_t num_kv_heads, int32_t len)
+{
+    struct decode_case c = base_case(shape);
+    c.batch = 1;
+    c.num_q_heads = c.num_q_heads / c.num_kv_heads * num_kv_heads;
+    c.num_kv_heads = num_kv_heads;
+    c.len = len;
+    c.lens = DECODE_LENS_FULL;
+    c.window = shape % 2 ? len - 1100 : 0;
+    struct decode_data *base = decode_data_need(&c, session);
+    decode_data_need_run(base, session);
+    expect_same(&c, base, limited, "roots that meet");
+    decode_data_free(&base);
+}
+
+// One sequence whose roots are those of as many blocks as there are, which merge them together; on
+// fewer blocks whoever is last does, and where units are long, of which the last one is not.
+Test(gpu_invariance, roots_that_meet, .timeout = 120)
+{
+    struct gpu_session session, limited;
+    gpu_session_open(&session, 0);
+    gpu_session_open(&limited, 50);
+    for (size_t shape = 0; shape < COUNT(shapes); shape++) {
+        if (!gpu_session_serves(&session, &shapes[shape].kind)) continue;
+        expect_roots_to_meet(&session, &limited, shape, 4, 8100);
+        expect_roots_to_meet(&session, &limited, shape, 8, 8100);
+        if (shape == 1) expect_roots_to_meet(&session, &limited, shape, 4, 100000);
+    }
+    gpu_session_close(&limited);
+    gpu_session_close(&session);
+}
+
 // ---- kernels of one kind give the same bits: a group of 16 heads has the first 8 of a group of 8
 
 static bool heads_equal(const struct decode_data *narrow, const struct decode_data *wide,

@@ -76,10 +76,9 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void open_worker(struct worker *w, int index, struct gpu_session *session,
-                        const struct decode_kind *kind)
+static struct decode_case many_sequences(int index)
 {
-    struct decode_case c = {
+    return (struct decode_case){
         .name = "worker",
         .batch = 20 + 13 * index,
         .num_q_heads = index % 2 ? 12 : 4,
@@ -92,6 +91,28 @@ static void open_worker(struct worker *w, int index, struct gpu_session *session
         .lse = true,
         .seed = random_seed(71) + (uint64_t) index,
     };
+}
+
+// Whose roots blocks merge together where they are on the chip at the same time; here they often are
+// not, and give up.
+static struct decode_case one_sequence(int index)
+{
+    return (struct decode_case){
+        .name = "worker",
+        .batch = 1,
+        .num_q_heads = index % 2 ? 32 : 16,
+        .num_kv_heads = index % 2 ? 8 : 4,
+        .page_size = 16,
+        .len = 8000 - 100 * index,
+        .lens = DECODE_LENS_FULL,
+        .lse = true,
+        .seed = random_seed(73) + (uint64_t) index,
+    };
+}
+
+static void open_worker(struct worker *w, struct decode_case c, struct gpu_session *session,
+                        const struct decode_kind *kind)
+{
     decode_case_set_kind(&c, kind);
     w->session = session;
     w->base = decode_data_need(&c, session);
@@ -137,7 +158,7 @@ static void close_worker(struct worker *w)
     decode_data_free(&w->base);
 }
 
-Test(gpu_stress, threads_and_streams, .timeout = 120)
+static void expect_results_of_their_own(struct decode_case (*make_case)(int index))
 {
     static struct worker workers[NUM_WORKERS];
     struct gpu_session session;
@@ -147,7 +168,7 @@ Test(gpu_stress, threads_and_streams, .timeout = 120)
     const size_t num_kinds = find_kinds(&session, kinds);
     cr_assert_eq(pthread_barrier_init(&start, NULL, NUM_WORKERS), 0);
     for (int i = 0; i < NUM_WORKERS; i++) {
-        open_worker(&workers[i], i, &session, kinds[(size_t) i * 5 % num_kinds]);
+        open_worker(&workers[i], make_case(i), &session, kinds[(size_t) i * 5 % num_kinds]);
         workers[i].start = &start;
     }
     for (int i = 0; i < NUM_WORKERS; i++)
@@ -157,6 +178,16 @@ Test(gpu_stress, threads_and_streams, .timeout = 120)
     for (int i = 0; i < NUM_WORKERS; i++) close_worker(&workers[i]);
     pthread_barrier_destroy(&start);
     gpu_session_close(&session);
+}
+
+Test(gpu_stress, threads_and_streams, .timeout = 120)
+{
+    expect_results_of_their_own(many_sequences);
+}
+
+Test(gpu_stress, roots_that_meet_on_a_shared_chip, .timeout = 120)
+{
+    expect_results_of_their_own(one_sequence);
 }
 
 // ---- 10,000 calls of all shapes through one workspace and one set of counters

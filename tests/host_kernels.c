@@ -31,12 +31,17 @@ static struct attn_device *open_device(const char *policy, int32_t grid_limit)
     return device;
 }
 
-static void set_up(void)
+static void install_driver(const int sm_count)
 {
     fake_driver_install();
-    // Few SMs: small cases are cut many times.
-    fake.gpus[0].sm_count = 6;
+    fake.gpus[0].sm_count = sm_count;
     fake.run = emulator_run;
+}
+
+static void set_up(void)
+{
+    // Few SMs: small cases are cut many times.
+    install_driver(6);
     emulator_shuffle(random_seed(61));
     folder = pack_folder_make_with("emulated");
     cr_assert_not_null(folder);
@@ -255,6 +260,30 @@ Test(kernels, cut_late_pieces_finer)
         expect_equal_alone_and_limited(&c, base);
         decode_data_free(&base);
     }
+}
+
+// Blocks that have a unit each of the same lane merge their roots together, a step of columns each; if
+// they don't wait for each other whoever is last merges them.
+Test(kernels, merge_roots_together)
+{
+    for (size_t k = 0; k < COUNT(kinds); k++)
+        for (int32_t i = 0; i < 2; i++) {
+            struct decode_case c = case_of(&kinds[k]);
+            // Or it would run out of kernels.
+            install_driver(c.head_dim == 256 ? 40 : 26);
+            struct attn_device *device = open_device(NULL, 0);
+            // Too few rows for kernels of warpgroups.
+            if (c.q_dtype == ATTN_DTYPE_BF16 && c.kv_dtype == ATTN_DTYPE_BF16) c.num_q_heads = 2;
+            c.batch = 1;
+            c.len = 3000;
+            c.lens = DECODE_LENS_FULL;
+            c.window = i ? 2700 : 0;
+            struct decode_data *base = run(&c, device);
+            expect_result(&c, base);
+            attn_device_close(&device);
+            expect_equal_alone_and_limited(&c, base);
+            decode_data_free(&base);
+        }
 }
 
 // So many pieces that all warps count them.

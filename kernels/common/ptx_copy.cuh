@@ -188,6 +188,25 @@ static __device__ __forceinline__ int32_t add_in_order(int32_t *g_target, int32_
     return before;
 }
 
+// The same, with or.
+static __device__ __forceinline__ int32_t or_in_order(int32_t *g_target, int32_t value)
+{
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(g_target), "r"(value)
+                 : "memory");
+    return before;
+}
+
+// ld.acquire.gpu: before what this thread reads later. PTX ISA, "ld".
+static __device__ __forceinline__ int32_t load_in_order(const int32_t *g_source)
+{
+    int32_t value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(g_source) : "memory");
+    return value;
+}
+
 // atom.relaxed.gpu.inc: if `is_one`, adds 1 to what is below 2^31 - 1, and gives what was there.
 // Additions of several lanes the assembler makes into one, and they wait for its result where they
 // meet; not so these, and nothing waits before the result is read. PTX ISA, "atom".

@@ -148,6 +148,20 @@ struct alignas(16) fan_weights {
     float2 ml[ROWS];
 };
 
+// Where as many units of a lane as it has steps of columns, or more, are done at the same time, the
+// blocks that did them merge their roots together, a step each.
+constexpr bool MERGES_TOGETHER = !SKIPS && !OWNS_ROWS && ATTN_DECODE_MERGES_TOGETHER(HEAD_DIM);
+constexpr int TOGETHER_LOG = ATTN_DECODE_TOGETHER_LOG, TOGETHER = 1 << TOGETHER_LOG;
+
+// The same of TOGETHER roots, and of a step of theirs what each warp's part comes to; steps that this
+// block is to merge.
+struct alignas(16) together_weights {
+    float2 node[TOGETHER - 1][ROWS];
+    float2 ml[ROWS];
+    float4 part[WARPS][ROW_BLOCKS][32];
+    uint32_t steps;
+};
+
 // Query tokens at most: draft keys have bits in so many words.
 constexpr int DRAFT_WORDS = 4;
 
@@ -190,6 +204,7 @@ struct smem {
     union {
         alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
         fan_weights fan;
+        alignas(16) unsigned char together[MERGES_TOGETHER ? sizeof(together_weights) : 16];
     };
     // Draft keys that are seen, of two units.
     uint32_t seen[2][DRAFT_WORDS];

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "decode/feed_v.cuh"
-#include "decode/gather.cuh"
 #include "decode/scores.cuh"
+#include "decode/together.cuh"
 
 // What a warp that multiplies has while it does. TEAM, which this is the base of, has
 // attend_unit(unit, b): all leaves of a unit, into b.
@@ -97,6 +97,7 @@ template <class TEAM> struct team_base {
     // A unit's arrival is left open for the time of another one.
     __device__ __forceinline__ void run()
     {
+        bool meets = false;
 #pragma unroll 1
         for (;; told.next()) {
             barrier_wait(shared_address(&s.told[told.slot]), told.phase);
@@ -114,6 +115,9 @@ template <class TEAM> struct team_base {
                     store_unit(c.slot(), b);
                 else
                     store_whole(args, unit, rows_of(args, unit), own_step(), b);
+                // No block has another unit then: no arrival is open.
+                meets = MERGES_TOGETHER && is_part && meeting_roots::are_so(args, s, unit);
+                if (meets) break;
             }
             if (is_part || is_end || args.splits > 1) settle();
             if (is_end) break;
@@ -129,6 +133,8 @@ template <class TEAM> struct team_base {
             is_open = true;
         }
         mail.post(nullptr, 0);
+        // All others end here, without code that has yet to come.
+        if (meets) meeting_roots(args, s, s.units_told[told.slot]).run();
     }
 };
 
@@ -184,6 +190,7 @@ static __device__ __forceinline__ void run_block(const attn_decode_args &args, s
     if (are_few(args)) {
         // Which needs nothing of the other warps.
         if (copies) dealt_as.count(args);
+        if (MERGES_TOGETHER && threadIdx.x == THREADS) s.dealt = dealt_as.dealt;
         __syncthreads();
     } else {
         count_all(args, s);

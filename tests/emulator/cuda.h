@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+// Here, since it uses a word that is defined below.
+#include <memory>
 
 #define __device__
 #define __global__
@@ -62,6 +64,9 @@ extern unsigned char shared[];
 
 // Lets other threads run until `done`.
 void wait(const std::function<bool()> &done);
+
+// Lets other blocks run, if it is to be so.
+void let_blocks_run();
 
 // All lanes of the warp bring a T; whoever is last makes of all 32 of them what each gets.
 struct meeting {

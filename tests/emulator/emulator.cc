@@ -7,7 +7,9 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
+#include <numeric>
 #include <string>
 #include <ucontext.h>
 #include <vector>
@@ -40,7 +42,8 @@ struct gathering {
 template <class ARGS> using kernel = void (*)(const ARGS);
 
 std::vector<fiber> fibers;
-// Kept: to map them anew for each launch would be most of the time of small ones.
+// Those that no block has. Kept: to map them anew for each launch would be most of the time of small
+// ones.
 std::vector<unsigned char *> stacks;
 jmp_buf scheduler;
 unsigned current;
@@ -52,6 +55,18 @@ std::map<uint32_t, barrier> barriers;
 emulator::meeting meetings[32];
 gathering gatherings[16];
 std::function<void()> running;
+// A thread of this block waits for other blocks, and does not wait in vain.
+bool lets_blocks_run, may_let_blocks_run;
+
+// A block that waits for others.
+struct block_state {
+    unsigned block, left;
+    std::vector<fiber> fibers;
+    std::vector<unsigned char> shared;
+    std::map<uint32_t, barrier> barriers;
+    emulator::meeting meetings[32];
+    gathering gatherings[16];
+};
 
 // Which warps are left out.
 struct shuffle {
@@ -133,6 +148,13 @@ void wait(const std::function<bool()> &done)
         fibers[current].awaited = nullptr;
     }
     idle = 0;
+}
+
+void let_blocks_run()
+{
+    if (!may_let_blocks_run) return;
+    lets_blocks_run = true;
+    wait([] { return !lets_blocks_run; });
 }
 
 void sync_block(int barrier, int threads)
@@ -224,43 +246,114 @@ int64_t copy_box(uint32_t s_target, const void *map, int row, int line_number, i
 
 namespace
 {
+void begin_block(unsigned block, unsigned threads)
+{
+    emulator::block.x = block;
+    std::memset(emulator_shared, 0xFF, SHARED_BYTES);
+    std::memset(meetings, 0, sizeof(meetings));
+    std::memset(gatherings, 0, sizeof(gatherings));
+    barriers.clear();
+    fibers.assign(threads, {});
+    for (fiber &f : fibers) {
+        if (stacks.empty())
+            stacks.push_back(static_cast<unsigned char *>(std::malloc(STACK_BYTES)));
+        f.stack = stacks.back();
+        stacks.pop_back();
+        f.awaited = nullptr;
+        f.started = f.done = false;
+        getcontext(&f.start);
+        f.start.uc_stack.ss_sp = f.stack;
+        f.start.uc_stack.ss_size = STACK_BYTES;
+        f.start.uc_link = nullptr;
+        makecontext(&f.start, enter, 0);
+    }
+}
+
+void end_block()
+{
+    for (const fiber &f : fibers) stacks.push_back(f.stack);
+}
+
+// Till it is done, or waits for others; returns the threads that are left.
+unsigned run_block(unsigned threads, unsigned left)
+{
+    idle = 0;
+    lets_blocks_run = false;
+    while (left > 0 && !stuck && !lets_blocks_run) {
+        bool is_left_out = false;
+        order.begin_round(threads / 32);
+        for (current = 0; current < threads; current++) {
+            if (current % 32 == 0) is_left_out = order.leaves_out(current / 32);
+            if (is_left_out || fibers[current].done) continue;
+            emulator::thread.x = current;
+            const std::function<bool()> *const awaited = fibers[current].awaited;
+            if (!awaited || (*awaited)()) resume();
+            left -= fibers[current].done;
+            stuck = ++idle > (order.state ? 4096u : 4u) * threads;
+            if (stuck) break;
+        }
+    }
+    return left;
+}
+
+void set_aside(block_state &state)
+{
+    state.fibers.swap(fibers);
+    state.barriers.swap(barriers);
+    state.shared.assign(emulator_shared, emulator_shared + SHARED_BYTES);
+    std::memcpy(state.meetings, meetings, sizeof(meetings));
+    std::memcpy(state.gatherings, gatherings, sizeof(gatherings));
+}
+
+void take_back(block_state &state)
+{
+    emulator::block.x = state.block;
+    fibers.swap(state.fibers);
+    barriers.swap(state.barriers);
+    std::memcpy(emulator_shared, state.shared.data(), SHARED_BYTES);
+    std::memcpy(meetings, state.meetings, sizeof(meetings));
+    std::memcpy(gatherings, state.gatherings, sizeof(gatherings));
+}
+
+// In which order blocks begin: that of their numbers, or of a launch in two any other.
+std::vector<unsigned> begin_in_turn(unsigned grid)
+{
+    std::vector<unsigned> blocks(grid);
+    std::iota(blocks.begin(), blocks.end(), 0u);
+    if (order.state && order.below(2) > 0)
+        for (unsigned i = grid; i > 1; i--) std::swap(blocks[i - 1], blocks[order.below(i)]);
+    return blocks;
+}
+
+// One block after another; those that wait for others in turn, once all have begun.
 int run_blocks(const char *name, unsigned grid, unsigned threads)
 {
+    const std::vector<unsigned> blocks = begin_in_turn(grid);
+    std::deque<std::unique_ptr<block_state>> waiting;
     stuck = false;
-    fibers.assign(threads, {});
     emulator::grid.x = grid;
-    while (stacks.size() < threads)
-        stacks.push_back(static_cast<unsigned char *>(std::malloc(STACK_BYTES)));
-    for (unsigned i = 0; i < threads; i++) fibers[i].stack = stacks[i];
-    for (unsigned block = 0; block < grid && !stuck; block++) {
-        emulator::block.x = block;
-        std::memset(emulator_shared, 0xFF, SHARED_BYTES);
-        std::memset(meetings, 0, sizeof(meetings));
-        std::memset(gatherings, 0, sizeof(gatherings));
-        barriers.clear();
-        idle = 0;
-        for (fiber &f : fibers) {
-            f.awaited = nullptr;
-            f.started = f.done = false;
-            getcontext(&f.start);
-            f.start.uc_stack.ss_sp = f.stack;
-            f.start.uc_stack.ss_size = STACK_BYTES;
-            f.start.uc_link = nullptr;
-            makecontext(&f.start, enter, 0);
+    // Some launches find the chip taken: then no block sees another one.
+    may_let_blocks_run = !order.state || order.below(4) > 0;
+    for (unsigned begun = 0; (begun < grid || !waiting.empty()) && !stuck;) {
+        std::unique_ptr<block_state> state;
+        unsigned left = threads;
+        if (begun < grid) {
+            begin_block(blocks[begun++], threads);
+        } else {
+            state = std::move(waiting.front());
+            waiting.pop_front();
+            take_back(*state);
+            left = state->left;
         }
-        for (unsigned left = threads; left > 0 && !stuck;) {
-            bool is_left_out = false;
-            order.begin_round(threads / 32);
-            for (current = 0; current < threads; current++) {
-                if (current % 32 == 0) is_left_out = order.leaves_out(current / 32);
-                if (is_left_out || fibers[current].done) continue;
-                emulator::thread.x = current;
-                const std::function<bool()> *const awaited = fibers[current].awaited;
-                if (!awaited || (*awaited)()) resume();
-                left -= fibers[current].done;
-                stuck = ++idle > (order.state ? 4096u : 4u) * threads;
-                if (stuck) break;
-            }
+        left = run_block(threads, left);
+        if (left == 0) {
+            end_block();
+        } else if (!stuck) {
+            if (!state) state = std::make_unique<block_state>();
+            state->block = emulator::block.x;
+            state->left = left;
+            set_aside(*state);
+            waiting.push_back(std::move(state));
         }
     }
     if (stuck) fprintf(stderr, "stuck %s block %u\n", name, emulator::block.x);

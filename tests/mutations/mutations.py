@@ -72,6 +72,7 @@ KERNEL = [
     (26, "gpu_trees", "gpu_trees/exact_means", "a token takes its draft keys from the next row"),
     (27, "gpu_trees", "gpu_trees/exact_means", "the window of a token begins one key later"),
     (28, "gpu_trees", "gpu_trees/exact_means", "pages of V are taken from the table of K"),
+    (29, "gpu_invariance", "gpu_invariance/roots_that_meet", "roots that meet have a tree of their own"),
     (30, "gpu_prefill", "gpu_prefill/twins_have_the_bits_of_originals", "twins scale q"),
     (31, "gpu_prefill", "gpu_prefill/has_the_same_bits_in_pages_and_chunks", "chunks scale q"),
     (32, "gpu_prefill", "gpu_prefill/has_the_same_bits_in_pages_and_chunks", "pages scale q"),

@@ -58,6 +58,20 @@ static inline int32_t add_in_order(int32_t *g_target, int32_t value)
     return atomicAdd(g_target, value);
 }
 
+static inline int32_t or_in_order(int32_t *g_target, int32_t value)
+{
+    const int32_t before = *g_target;
+    *g_target |= value;
+    return before;
+}
+
+// Whoever asks again and again waits for other blocks.
+static inline int32_t load_in_order(const int32_t *g_source)
+{
+    emulator::let_blocks_run();
+    return *g_source;
+}
+
 static inline void count_up_if(bool is_one, int32_t *g_target, int32_t &before)
 {
     if (is_one) before = atomicAdd(g_target, 1);

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+// Roots of a lane that blocks have at the same time, one each: all of these merge them, each some of
+// the columns, and so none has to read all roots. To the same bits as whoever is last, see gather.cuh.
+// Not where they are small: then it is the next grid's blocks that come too late, on the SMs of all
+// that waited instead of one.
+//
+// A block that has stored its root waits for the others for a while, but never for good: other grids
+// may have their places. One that gives up says so where they arrive, in the same word, and whoever is
+// last merges its columns, too. It can't miss that: who gives up after the last one has come sees that
+// all are there, and goes on.
+#pragma once
+
+#include "decode/gather.cuh"
+
+// How often a block looks whether all are there: some 0.6 us each.
+constexpr int MOST_LOOKS = 48;
+// Where that is worth while: with so many roots, and units of so few leaves that blocks are done at
+// about the same time. Two blocks an SM: the next grid has come already.
+constexpr int LEAST_BYTES = 96 << 10, LEAST_ROOTS = LEAST_BYTES / (SLOT_FLOATS * 4);
+constexpr int LEAST_TOGETHER = ROW_PER_SM > 1            ? 16
+                               : LEAST_ROOTS > DIM_STEPS ? LEAST_ROOTS
+                                                         : DIM_STEPS;
+constexpr int MOST_SHIFT = 4;
+// Roots of which a warp merges a step.
+constexpr int PART_LOG = TOGETHER_LOG - (WARPS == 8 ? 3 : WARPS == 4 ? 2 : 1), PART = 1 << PART_LOG;
+// Of the word where they arrive: how many have, and above that whose steps are left to the last.
+constexpr int32_t ARRIVED = 255;
+constexpr int LEFT_SHIFT = 8;
+static_assert(!MERGES_TOGETHER || (PART << 1) * WARPS >= TOGETHER, "each warp has a part");
+static_assert(!MERGES_TOGETHER || DIM_STEPS + LEFT_SHIFT < 31, "each step has a bit");
+static_assert(!MERGES_TOGETHER || LEAST_TOGETHER >= DIM_STEPS, "no block has more than a step");
+
+struct meeting_roots {
+    const roots r;
+    together_weights &s;
+    // Roots low .. high, of which the first has lane 0.
+    int32_t begin, low, high;
+
+    __device__ __forceinline__ meeting_roots(const attn_decode_args &args, smem &the_smem,
+                                             const unit_info &info)
+        : r{ args, info }, s(*reinterpret_cast<together_weights *>(the_smem.together)),
+          begin(info.first_unit >> TOGETHER_LOG << TOGETHER_LOG), low(info.first_unit),
+          high(info.last_unit)
+    {
+#if ATTN_MUTATION == 29
+        begin = low;
+#endif
+    }
+
+    // Whether that is so, and worth while. The same for all units of a lane.
+    static __device__ __forceinline__ bool are_so(const attn_decode_args &args, const smem &s,
+                                                  const unit_info &info)
+    {
+        const int32_t num = info.last_unit - info.first_unit + 1;
+        return num >= LEAST_TOGETHER && shift_of(s.dealt, info.piece) <= MOST_SHIFT &&
+               args.splits == 1 && s.dealt.total <= (int32_t) gridDim.x &&
+               info.first_unit >> TOGETHER_LOG == info.last_unit >> TOGETHER_LOG;
+    }
+
+    __device__ __forceinline__ bool has(int32_t index) const
+    {
+        return index >= low && index <= high;
+    }
+
+    static __device__ __forceinline__ constexpr int first_node(int level)
+    {
+        return TOGETHER - (TOGETHER >> level);
+    }
+
+    // Steps that this block is to merge, once all roots that they need are there. One thread.
+    __device__ __forceinline__ uint32_t arrive() const
+    {
+        const int32_t num = high - low + 1, own = r.info.unit - low;
+        int32_t *const g_word = r.args.counters + 2 + r.number(low, 0);
+        const uint32_t step = own < DIM_STEPS ? 1u << own : 0;
+        const int32_t before = add_in_order(g_word, 1);
+        if ((before & ARRIVED) == num - 1) return step | (uint32_t) before >> LEFT_SHIFT;
+        if (step == 0) return 0;
+#pragma unroll 1
+        for (int i = 0; i < MOST_LOOKS; i++)
+            if ((load_in_order(g_word) & ARRIVED) == num) return step;
+        const int32_t last = or_in_order(g_word, (int32_t) (step << LEFT_SHIFT));
+        return (last & ARRIVED) == num ? step : 0;
+    }
+
+    // Nobody looks any more once all have left: whoever is last leaves the words as they were.
+    __device__ __forceinline__ void leave() const
+    {
+        int32_t *const g_word = r.args.counters + 2 + r.number(low, 0);
+        int32_t *const g_left = r.args.counters + 2 + r.number(low + 1, 0);
+        if (add_in_order(g_left, 1) == high - low) *g_word = *g_left = 0;
+    }
+
+    __device__ __forceinline__ float2 load_ml(int row) const
+    {
+        const int32_t index = begin + lane_id();
+        if (!has(index)) return make_float2(-INFINITY, 0.0f);
+        const float *const g_ml = slot_row(r.slot(index, 0), row);
+        return make_float2(load_global_float(g_ml), load_global_float(g_ml + 2));
+    }
+
+    __device__ __forceinline__ void weigh_row(int row, float2 ml) const
+    {
+        float m = ml.x, l = ml.y;
+#pragma unroll
+        for (int level = 0; level < TOGETHER_LOG; level++) {
+            const bool is_right = lane_id() >> level & 1;
+            const float other_m = __shfl_xor_sync(~0u, m, 1 << level);
+            const float other_l = __shfl_xor_sync(~0u, l, 1 << level);
+            const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
+            l = is_right ? l : other_l, m = is_right ? m : other_m;
+            const float2 w = merge_ml(left_m, left_l, m, l);
+            if (lane_id() % (2 << level) == 0)
+                s.node[first_node(level) + (lane_id() >> (level + 1))][row] = w;
+        }
+        if (lane_id() == 0) s.ml[row] = make_float2(m, l);
+    }
+
+    // This warp's part of the roots: of row block n of a step.
+    __device__ __forceinline__ void load(float4 (&o)[PART], int step, int n) const
+    {
+        const int place = lane_id() / 8 * 8 + lane_id() % 4 * 2 + lane_id() / 4 % 2;
+        const int32_t offset = ((step * ROW_BLOCKS + n) * 32 + place) * (2 * LANE_ROWS);
+        const bool has_rows = own_row(lane_id(), n, 0) < r.args.group_rows;
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            const int32_t index = begin + warp_id() * PART + i;
+            o[i] = make_float4(0, 0, 0, 0);
+            if (has_rows && has(index))
+                o[i] =
+                    load_values(reinterpret_cast<const slot_values *>(r.slot(index, 0) + offset));
+        }
+    }
+
+    // right += left, as a node does.
+    __device__ __forceinline__ void merge(int level, int node, int n, const float4 &left,
+                                          float4 &right) const
+    {
+        const float4 w = fan::of_two_rows(s.node[first_node(level) + node], n);
+        const weights by = { { w.x, w.z }, { w.y, w.w } };
+        float merged[4] = { right.x, right.y, right.z, right.w };
+        merge_o(by, left, merged);
+        right = make_float4(merged[0], merged[1], merged[2], merged[3]);
+    }
+
+    // Of 2^LOG neighbours the first of which is `first` of blocks of 2^LEVEL roots; into the last.
+    template <int LOG, int LEVEL>
+    __device__ __forceinline__ void merge_all(float4 (&o)[1 << LOG], int first, int n) const
+    {
+#pragma unroll
+        for (int level = 0; level < LOG; level++)
+#pragma unroll
+            for (int i = 0; i < 1 << LOG; i += 2 << level)
+                merge(LEVEL + level, (first + i) >> (level + 1), n, o[i + (1 << level) - 1],
+                      o[i + (2 << level) - 1]);
+    }
+
+    // Step `step` of the whole piece, into the output. The warps that multiply together.
+    __device__ __forceinline__ void merge_step(const rows &own, int step) const
+    {
+        constexpr int WARPS_LOG = TOGETHER_LOG - PART_LOG;
+        float4 o[ROW_BLOCKS][PART];
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++) load(o[n], step, n);
+#pragma unroll
+        for (int row = warp_id(); row < ROWS; row += WARPS) weigh_row(row, load_ml(row));
+        sync_team();
+#pragma unroll
+        for (int n = 0; n < ROW_BLOCKS; n++) {
+            merge_all<PART_LOG, 0>(o[n], warp_id() * PART, n);
+            s.part[warp_id()][n][lane_id()] = o[n][PART - 1];
+        }
+        sync_team();
+        if (warp_id() == 0) {
+            block<1> b;
+#pragma unroll
+            for (int n = 0; n < ROW_BLOCKS; n++) {
+                float4 parts[WARPS];
+#pragma unroll
+                for (int i = 0; i < WARPS; i++) parts[i] = s.part[i][n][lane_id()];
+                merge_all<WARPS_LOG, PART_LOG>(parts, 0, n);
+                const float4 sum = parts[WARPS - 1], ml = fan::of_two_rows(s.ml, n);
+                b.o[0][n][0] = sum.x, b.o[0][n][1] = sum.y;
+                b.o[0][n][2] = sum.z, b.o[0][n][3] = sum.w;
+                b.m[n][0] = ml.x, b.l[n][0] = ml.y, b.m[n][1] = ml.z, b.l[n][1] = ml.w;
+            }
+            store_output(r.args, own, step, b);
+        }
+        sync_team();
+    }
+
+    // This block's root is stored. The warps that multiply together.
+    __device__ __forceinline__ void run() const
+    {
+        const rows own = rows_of(r.args, r.info);
+        sync_team();
+        if (threadIdx.x == 0) s.steps = arrive();
+        sync_team();
+#pragma unroll 1
+        for (uint32_t steps = s.steps; steps != 0; steps &= steps - 1)
+            merge_step(own, __ffs(steps) - 1);
+        if (threadIdx.x == 0) leave();
+    }
+};
