@@ -633,6 +633,30 @@ Test(launch, cuts_late_pieces_if_that_ends_earlier)
     cr_expect_lt(all, 0.9 * all_without);
 }
 
+// Where they are not looked for none would cost less.
+Test(launch, looks_for_late_pieces_where_they_cost_less)
+{
+    struct random random = { random_seed(30) };
+    int num_late = 0, num_not_looked_for = 0;
+    for (int i = 0; i < 20000; i++) {
+        const struct attn_decode_even e =
+            even_of(1 + random_below(&random, 100), 1 + random_below(&random, 12),
+                    1 + random_below(&random, 200), 1 + random_below(&random, 140));
+        const int32_t shift = shift_of(&e);
+        const uint32_t rounds = attn_decode_even_rounds(e, e.pieces * e.lanes, shift);
+        const uint32_t cost = attn_decode_even_cost(e, rounds, shift);
+        bool is_late = false;
+        for (int32_t other = 0; other < 32; other++)
+            if (attn_decode_find_late(e, other).cost < cost) is_late = true;
+        const bool may_be = attn_decode_may_be_late(e, cost);
+        cr_expect(may_be || !is_late, "%u pieces of %u leaves, %u lanes, %u blocks: 2^%d", e.pieces,
+                  e.leaves, e.lanes, e.blocks, shift);
+        num_late += is_late;
+        num_not_looked_for += !may_be;
+    }
+    cr_expect(num_late > 1000 && num_not_looked_for > 1000, "%d, %d", num_late, num_not_looked_for);
+}
+
 // 32 query heads on 8 KV heads, 4096 keys, 132 blocks: time grows with the batch, and does not jump.
 Test(launch, does_not_jump_with_the_batch)
 {

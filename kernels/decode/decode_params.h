@@ -164,10 +164,13 @@ ATTN_BOTH uint32_t attn_decode_even_cost(struct attn_decode_even e, uint32_t rou
     return rounds * (unit + 1);
 }
 
-// Whether late pieces may cost less: they cost a block at least the mean, two units, and roots.
+// Whether late pieces may cost less, see below: they cost a block at least the mean, two units, and
+// roots, of all pieces where these are not whole in each round.
 ATTN_BOTH int32_t attn_decode_may_be_late(struct attn_decode_even e, uint32_t cost)
 {
-    return cost > attn_divide(e.pieces * e.lanes * e.leaves, e.grid_magic, e.grid_shift) + 4;
+    const uint32_t lanes = e.pieces * e.lanes;
+    const uint32_t mean = attn_divide(lanes * e.leaves, e.grid_magic, e.grid_shift);
+    return cost > mean + (lanes < e.blocks ? 6 + mean / 16 : 4);
 }
 
 // Late pieces where all others have units of 2^shift leaves. The highest cost: there are none.
