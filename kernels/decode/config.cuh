@@ -148,19 +148,21 @@ struct alignas(16) fan_weights {
     float2 ml[ROWS];
 };
 
-// Where as many units of a lane as it has steps of columns, or more, are done at the same time, the
-// blocks that did them merge their roots together, a step each.
-constexpr bool MERGES_TOGETHER = !SKIPS && !OWNS_ROWS && ATTN_DECODE_MERGES_TOGETHER(HEAD_DIM);
-constexpr int TOGETHER_LOG = ATTN_DECODE_TOGETHER_LOG, TOGETHER = 1 << TOGETHER_LOG;
+// Roots of a lane that are merged together, at most: where blocks have them at the same time, as many
+// as there are steps of columns or more, these merge a step each.
+constexpr int TOGETHER_LOG = 5, TOGETHER = 1 << TOGETHER_LOG;
 
-// The same of TOGETHER roots, and of a step of theirs what each warp's part comes to; steps that this
-// block is to merge.
+// The same of these, and of a step what each warp's part comes to; steps that this block is to merge.
 struct alignas(16) together_weights {
     float2 node[TOGETHER - 1][ROWS];
     float2 ml[ROWS];
     float4 part[WARPS][ROW_BLOCKS][32];
     uint32_t steps;
 };
+
+// By then no tile is in the ring, and they lie there.
+constexpr bool MERGES_TOGETHER =
+    !SKIPS && !OWNS_ROWS && HEAD_DIM <= 256 && sizeof(together_weights) <= STAGES * TILE_BYTES;
 
 // Query tokens at most: draft keys have bits in so many words.
 constexpr int DRAFT_WORDS = 4;
@@ -204,7 +206,6 @@ struct smem {
     union {
         alignas(16) float levels[LEVELS > 0 ? LEVELS : 1][LEVELS > 0 ? SLOT_FLOATS : 4];
         fan_weights fan;
-        alignas(16) unsigned char together[MERGES_TOGETHER ? sizeof(together_weights) : 16];
     };
     // Draft keys that are seen, of two units.
     uint32_t seen[2][DRAFT_WORDS];

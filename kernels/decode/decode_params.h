@@ -107,9 +107,6 @@ struct attn_decode_args {
 #define ATTN_DECODE_FAN_LOG(head_dim, rows) ((head_dim) * (rows) >= 2048 ? 3 : 5)
 #define ATTN_DECODE_LEAST_FAN_LOG 3
 #define ATTN_DECODE_MOST_FAN_LOG 5
-// At most 2^ATTN_DECODE_TOGETHER_LOG roots are merged by the blocks that have them, together.
-#define ATTN_DECODE_TOGETHER_LOG 5
-#define ATTN_DECODE_MERGES_TOGETHER(head_dim) ((head_dim) <= 256)
 // Units of a block, on average, at most; fewer where the workspace is given.
 #define ATTN_DECODE_BLOCK_UNITS 16
 // Of a kernel of warpgroups, whose slots are larger.
@@ -277,10 +274,10 @@ static inline int32_t attn_decode_late_cut(struct attn_decode_even e, int32_t sh
 // Of what all rows have: the ring, what waits in the merge tree, what warps tell each other.
 ATTN_DECODE_SIZE attn_decode_common_bytes(int32_t tile_bytes, int32_t rows, int32_t slot_floats,
                                           int32_t threads, int32_t stages, int32_t levels,
-                                          int32_t ahead, int32_t parts)
+                                          int32_t ahead)
 {
     const int32_t slots = levels * slot_floats * 4;
-    const int32_t fan = (1 << ATTN_DECODE_MOST_FAN_LOG) * rows * 8 + parts;
+    const int32_t fan = (1 << ATTN_DECODE_MOST_FAN_LOG) * rows * 8;
     const int32_t leaves = ATTN_DECODE_LEAF_INFOS(stages, ahead);
     const int32_t infos =
         ATTN_DECODE_INFOS(stages) * (48 + 8) + leaves * 32 + (ahead > 0 ? 1 : leaves) * 8;
@@ -299,12 +296,10 @@ ATTN_DECODE_SIZE attn_decode_smem_bytes(int32_t head_dim, int32_t kv_bytes, int3
                                         int32_t ahead)
 {
     const int32_t groups = tile / ATTN_BOX_KEYS, scorers = groups < warps ? groups : warps;
-    const int32_t parts =
-        ahead == 0 && ATTN_DECODE_MERGES_TOGETHER(head_dim) ? warps * rows * 64 + 16 : 0;
     const int32_t common =
         attn_decode_common_bytes(tile * head_dim * kv_bytes, rows,
                                  ATTN_DECODE_SLOT_FLOATS(head_dim, rows, warps),
-                                 ATTN_DECODE_THREADS(warps), stages, levels, ahead, parts);
+                                 ATTN_DECODE_THREADS(warps), stages, levels, ahead);
     const int32_t fragments =
         kv_bytes == 2 || ATTN_DECODE_Q_IN_REGISTERS(rows, head_dim) ? 16 : 2 * rows * head_dim * 2;
     const int32_t q = fragments + ATTN_DECODE_INFOS(stages) * rows * (head_dim * 2 + 16);
@@ -323,10 +318,9 @@ ATTN_DECODE_SIZE attn_decode_group_smem_bytes(int32_t head_dim, int32_t rows, in
                                               int32_t stages, int32_t levels)
 {
     const int32_t mma_rows = 64, warps = 8;
-    const int32_t common =
-        attn_decode_common_bytes(tile * head_dim * 2, rows,
-                                 ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
-                                 ATTN_DECODE_THREADS(warps), stages, levels, 0, 0);
+    const int32_t common = attn_decode_common_bytes(tile * head_dim * 2, rows,
+                                                    ATTN_DECODE_GROUP_SLOT_FLOATS(head_dim, rows),
+                                                    ATTN_DECODE_THREADS(warps), stages, levels, 0);
     // One unit and one leaf more.
     const int32_t infos = 48 + 8 + 32 + 8;
     // Weights of half a leaf; of each warp largest scores and sums.

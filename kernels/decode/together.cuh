@@ -38,7 +38,7 @@ struct meeting_roots {
 
     __device__ __forceinline__ meeting_roots(const attn_decode_args &args, smem &the_smem,
                                              const unit_info &info)
-        : r{ args, info }, s(*reinterpret_cast<together_weights *>(the_smem.together)),
+        : r{ args, info }, s(*reinterpret_cast<together_weights *>(the_smem.ring)),
           begin(info.first_unit >> TOGETHER_LOG << TOGETHER_LOG), low(info.first_unit),
           high(info.last_unit)
     {
