@@ -160,9 +160,10 @@ struct alignas(16) together_weights {
     uint32_t steps;
 };
 
+constexpr bool MERGES_TOGETHER = !SKIPS && !OWNS_ROWS && HEAD_DIM >= 64 && HEAD_DIM <= 256;
 // By then no tile is in the ring, and they lie there.
-constexpr bool MERGES_TOGETHER =
-    !SKIPS && !OWNS_ROWS && HEAD_DIM <= 256 && sizeof(together_weights) <= STAGES * TILE_BYTES;
+static_assert(!MERGES_TOGETHER || sizeof(together_weights) <= STAGES * TILE_BYTES,
+              "the ring has room");
 
 // Query tokens at most: draft keys have bits in so many words.
 constexpr int DRAFT_WORDS = 4;

@@ -97,7 +97,6 @@ template <class TEAM> struct team_base {
     // A unit's arrival is left open for the time of another one.
     __device__ __forceinline__ void run()
     {
-        bool meets = false;
 #pragma unroll 1
         for (;; told.next()) {
             barrier_wait(shared_address(&s.told[told.slot]), told.phase);
@@ -116,8 +115,7 @@ template <class TEAM> struct team_base {
                 else
                     store_whole(args, unit, rows_of(args, unit), own_step(), b);
                 // No block has another unit then: no arrival is open.
-                meets = MERGES_TOGETHER && is_part && meeting_roots::are_so(args, s, unit);
-                if (meets) break;
+                if (MERGES_TOGETHER && is_part && meeting_roots::are_so(args, s, unit)) break;
             }
             if (is_part || is_end || args.splits > 1) settle();
             if (is_end) break;
@@ -134,7 +132,8 @@ template <class TEAM> struct team_base {
         }
         mail.post(nullptr, 0);
         // All others end here, without code that has yet to come.
-        if (meets) meeting_roots(args, s, s.units_told[told.slot]).run();
+        const unit_info &last = s.units_told[told.slot];
+        if (MERGES_TOGETHER && last.lane >= 0) meeting_roots(args, s, last).run();
     }
 };
 

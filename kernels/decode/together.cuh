@@ -47,13 +47,20 @@ struct meeting_roots {
 #endif
     }
 
+    // Without the number of blocks, which would be kept in a register.
+    static __device__ __forceinline__ bool is_one_round(const attn_decode_args &args,
+                                                        const deal &dealt)
+    {
+        return attn_divide((uint32_t) dealt.total - 1, args.grid_magic, args.grid_shift) == 0;
+    }
+
     // Whether that is so, and worth while. The same for all units of a lane.
     static __device__ __forceinline__ bool are_so(const attn_decode_args &args, const smem &s,
                                                   const unit_info &info)
     {
         const int32_t num = info.last_unit - info.first_unit + 1;
         return num >= LEAST_TOGETHER && shift_of(s.dealt, info.piece) <= MOST_SHIFT &&
-               args.splits == 1 && s.dealt.total <= (int32_t) gridDim.x &&
+               args.splits == 1 && is_one_round(args, s.dealt) &&
                info.first_unit >> TOGETHER_LOG == info.last_unit >> TOGETHER_LOG;
     }
 
