@@ -29,7 +29,7 @@ SPILLS = {"_d32": 8, "_d64": 8, "_e4m3_d32": 32, "_e4m3_d128_r16": 32,
           # Of a tile of 32 keys for 32 rows a warp a few: still faster than 16 rows a warp.
           "_d128_fa128": 64,
           # In the warps that copy, whose registers the others have, and outside of that loop.
-          "_d64_r192": 256, "_r32": 100, "_r64": 100}
+          "_d64_r192": 256, "_r32": 100, "_r64": 100, "_d128_r32": 128, "_d128_r64": 128}
 
 # The library counts threads and shared memory of a row's blocks here, which needs the rest.
 SOURCES = ["pack", "elf_check", "env", "status", "version"]
