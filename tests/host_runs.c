@@ -269,7 +269,7 @@ static void walk_lengths(struct walk *const w, const int32_t *const lens)
     w->met = calloc((size_t) args->root_levels * (size_t) args->num_roots + 1, 1);
     cr_assert_not_null(w->met);
     for (int i = 0; i < count; i++) {
-        if (late.pieces > 0 && i == count - (int) late.pieces) w->shift = late.shift;
+        if (i == count - (int) late.pieces) w->shift = late.shift;
         walk_piece(w, pieces[i]);
     }
     free(w->met);
