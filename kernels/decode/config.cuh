@@ -141,21 +141,27 @@ struct alignas(16) mail {
     int32_t is_last;
 };
 
-// Of the tree over FAN roots, what each node multiplies its left and its right half with, of each
+// Of the tree over 2^LOG roots, what each node multiplies its left and its right half with, of each
 // row; and m and l of all of them.
-struct alignas(16) fan_weights {
-    float2 node[FAN - 1][ROWS];
+template <int LOG> struct alignas(16) tree_weights {
+    float2 node[(1 << LOG) - 1][ROWS];
     float2 ml[ROWS];
+
+    // The first node of a level, the lowest of which merges two roots.
+    static __device__ __forceinline__ constexpr int first_node(int level)
+    {
+        return (1 << LOG) - (1 << LOG >> level);
+    }
 };
+
+using fan_weights = tree_weights<FAN_LOG>;
 
 // Roots of a lane that are merged together, at most: where blocks have them at the same time, as many
 // as there are steps of columns or more, these merge a step each.
 constexpr int TOGETHER_LOG = 5, TOGETHER = 1 << TOGETHER_LOG;
 
-// The same of these, and of a step what each warp's part comes to; steps that this block is to merge.
-struct alignas(16) together_weights {
-    float2 node[TOGETHER - 1][ROWS];
-    float2 ml[ROWS];
+// Besides these, of a step what each warp's part comes to; steps that this block is to merge.
+struct alignas(16) together_weights : tree_weights<TOGETHER_LOG> {
     float4 part[WARPS][ROW_BLOCKS][32];
     uint32_t steps;
 };

@@ -39,10 +39,16 @@ struct roots {
     }
 };
 
-// Whether this lane has columns of rows that the call has. Others are not moved.
+// Whether this lane has rows that the call has.
+static __device__ __forceinline__ bool has_rows(const attn_decode_args &args, int n)
+{
+    return OWNS_ROWS || own_row(lane_id(), n, 0) < args.group_rows;
+}
+
+// And columns of these. Others are not moved.
 static __device__ __forceinline__ bool has_values(const attn_decode_args &args, int n)
 {
-    return has_columns() && (OWNS_ROWS || own_row(lane_id(), n, 0) < args.group_rows);
+    return has_columns() && has_rows(args, n);
 }
 
 // Step d of a root, which is step `from` of b.
@@ -57,6 +63,13 @@ static __device__ __forceinline__ void store_root(const attn_decode_args &args, 
     }
 }
 
+// m and l of a row.
+static __device__ __forceinline__ float2 load_root_ml(float *root, int row)
+{
+    const float *const g_ml = slot_row(root, row);
+    return make_float2(load_global_float(g_ml), load_global_float(g_ml + 2));
+}
+
 static __device__ __forceinline__ float4 load_values(const float4 *g_values)
 {
     return load_global_float4(g_values);
@@ -65,6 +78,57 @@ static __device__ __forceinline__ float4 load_values(const float4 *g_values)
 static __device__ __forceinline__ float4 load_values(const float2 *g_values)
 {
     return widen(load_global_float2(g_values));
+}
+
+// Of a row, weights of all nodes, and m and l of the block that is all of them. `ml`: of this lane's
+// root.
+template <int LOG>
+static __device__ __forceinline__ void weigh_row(tree_weights<LOG> &s_weights, int row, float2 ml)
+{
+    float m = ml.x, l = ml.y;
+#pragma unroll
+    for (int level = 0; level < LOG; level++) {
+        const bool is_right = lane_id() >> level & 1;
+        const float other_m = __shfl_xor_sync(~0u, m, 1 << level);
+        const float other_l = __shfl_xor_sync(~0u, l, 1 << level);
+        const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
+        l = is_right ? l : other_l, m = is_right ? m : other_m;
+        const float2 w = merge_ml(left_m, left_l, m, l);
+        if (lane_id() < 1 << LOG && lane_id() % (2 << level) == 0)
+            s_weights.node[s_weights.first_node(level) + (lane_id() >> (level + 1))][row] = w;
+    }
+    if (lane_id() == 0) s_weights.ml[row] = make_float2(m, l);
+}
+
+// What is there of a lane's rows.
+static __device__ __forceinline__ float4 of_two_rows(const float2 (&s_of_rows)[ROWS], int n)
+{
+    const float2 *const s_first = &s_of_rows[own_row(lane_id(), n, 0)];
+    if constexpr (!OWNS_ROWS) return *reinterpret_cast<const float4 *>(s_first);
+    if constexpr (LANE_ROWS == 1) return make_float4(s_first->x, s_first->y, 0, 0);
+    return make_float4(s_first[0].x, s_first[0].y, s_first[8].x, s_first[8].y);
+}
+
+// right += left, as node `node` does.
+template <int LOG>
+static __device__ __forceinline__ void merge_by(const tree_weights<LOG> &s_weights, int node, int n,
+                                                const float4 &left, float4 &right)
+{
+    const float4 w = of_two_rows(s_weights.node[node], n);
+    const weights by = { { w.x, w.z }, { w.y, w.w } };
+    float merged[4] = { right.x, right.y, right.z, right.w };
+    merge_o(by, left, merged);
+    right = make_float4(merged[0], merged[1], merged[2], merged[3]);
+}
+
+// All roots, whose columns come to `sum`.
+template <int LOG>
+static __device__ __forceinline__ void set_whole(const tree_weights<LOG> &s_weights, int n,
+                                                 const float4 &sum, block<1> &b)
+{
+    b.o[0][n][0] = sum.x, b.o[0][n][1] = sum.y, b.o[0][n][2] = sum.z, b.o[0][n][3] = sum.w;
+    const float4 ml = of_two_rows(s_weights.ml, n);
+    b.m[n][0] = ml.x, b.l[n][0] = ml.y, b.m[n][1] = ml.z, b.l[n][1] = ml.w;
 }
 
 // Roots begin .. begin + FAN - 1 of blocks of 2^log units, of which low .. high are there.
@@ -77,39 +141,13 @@ struct fan {
         return index >= low && index <= high;
     }
 
-    // The first node of a level, the lowest of which merges two roots.
-    static __device__ __forceinline__ constexpr int first_node(int level)
-    {
-        return FAN - (FAN >> level);
-    }
-
     // m and l of this lane's root, of the warp's row `i`.
     __device__ __forceinline__ float2 load_ml(int i) const
     {
         const int32_t index = begin + lane_id();
         const int row = warp_id() + i * WARPS;
         if (row >= ROWS || !has(index)) return make_float2(-INFINITY, 0.0f);
-        const float *const g_ml = slot_row(r.slot(index, log), row);
-        return make_float2(load_global_float(g_ml), load_global_float(g_ml + 2));
-    }
-
-    // Of a row, weights of all nodes, and m and l of the block that is all of them. `ml`: of this
-    // lane's root.
-    static __device__ __forceinline__ void weigh_row(fan_weights &s_fan, int row, float2 ml)
-    {
-        float m = ml.x, l = ml.y;
-#pragma unroll
-        for (int level = 0; level < FAN_LOG; level++) {
-            const bool is_right = lane_id() >> level & 1;
-            const float other_m = __shfl_xor_sync(~0u, m, 1 << level);
-            const float other_l = __shfl_xor_sync(~0u, l, 1 << level);
-            const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
-            l = is_right ? l : other_l, m = is_right ? m : other_m;
-            const float2 w = merge_ml(left_m, left_l, m, l);
-            if (lane_id() < FAN && lane_id() % (2 << level) == 0)
-                s_fan.node[first_node(level) + (lane_id() >> (level + 1))][row] = w;
-        }
-        if (lane_id() == 0) s_fan.ml[row] = make_float2(m, l);
+        return load_root_ml(r.slot(index, log), row);
     }
 
     // The warp's rows; `ml`: of the first one.
@@ -145,26 +183,6 @@ struct fan {
         }
     }
 
-    // What is there of a lane's rows.
-    static __device__ __forceinline__ float4 of_two_rows(const float2 (&s_of_rows)[ROWS], int n)
-    {
-        const float2 *const s_first = &s_of_rows[own_row(lane_id(), n, 0)];
-        if constexpr (!OWNS_ROWS) return *reinterpret_cast<const float4 *>(s_first);
-        if constexpr (LANE_ROWS == 1) return make_float4(s_first->x, s_first->y, 0, 0);
-        return make_float4(s_first[0].x, s_first[0].y, s_first[8].x, s_first[8].y);
-    }
-
-    // right += left, as node `node` does.
-    static __device__ __forceinline__ void merge(const fan_weights &s_fan, int node, int n,
-                                                 const float4 &left, float4 &right)
-    {
-        const float4 w = of_two_rows(s_fan.node[node], n);
-        const weights by = { { w.x, w.z }, { w.y, w.w } };
-        float merged[4] = { right.x, right.y, right.z, right.w };
-        merge_o(by, left, merged);
-        right = make_float4(merged[0], merged[1], merged[2], merged[3]);
-    }
-
     // What roots in registers come to, in o[AT_ONCE - 1]. From level LEVEL on; `part`: of AT_ONCE.
     template <int LEVEL = 0>
     static __device__ __forceinline__ void merge_part(const fan_weights &s_fan,
@@ -173,8 +191,8 @@ struct fan {
         constexpr int WIDTH = 1 << LEVEL, NODES = AT_ONCE / (WIDTH * 2);
 #pragma unroll
         for (int i = 0; i < NODES; i++)
-            merge(s_fan, first_node(LEVEL) + part * NODES + i, n, o[i * WIDTH * 2 + WIDTH - 1],
-                  o[i * WIDTH * 2 + WIDTH * 2 - 1]);
+            merge_by(s_fan, s_fan.first_node(LEVEL) + part * NODES + i, n,
+                     o[i * WIDTH * 2 + WIDTH - 1], o[i * WIDTH * 2 + WIDTH * 2 - 1]);
         if constexpr (NODES > 1) merge_part<LEVEL + 1>(s_fan, o, part, n);
     }
 
@@ -198,8 +216,8 @@ struct fan {
                 const bool is_right = part >> level & 1;
                 const bool has_left = part >> level << level > first;
                 if (!waits && is_right && has_left)
-                    merge(s_fan, first_node(AT_ONCE_LOG + level) + (part >> (level + 1)), n,
-                          waiting[level], sum);
+                    merge_by(s_fan, s_fan.first_node(AT_ONCE_LOG + level) + (part >> (level + 1)),
+                             n, waiting[level], sum);
                 if (!waits && !is_right && part < last) {
                     waiting[level] = sum;
                     waits = true;
@@ -228,9 +246,7 @@ struct fan {
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++) {
             const float4 sum = merge_parts(s_fan, o, d + n == 0, d, n);
-            b.o[0][n][0] = sum.x, b.o[0][n][1] = sum.y, b.o[0][n][2] = sum.z, b.o[0][n][3] = sum.w;
-            const float4 ml = of_two_rows(s_fan.ml, n);
-            b.m[n][0] = ml.x, b.l[n][0] = ml.y, b.m[n][1] = ml.z, b.l[n][1] = ml.w;
+            set_whole(s_fan, n, sum, b);
         }
     }
 };

@@ -26,7 +26,7 @@ constexpr int PART_LOG = TOGETHER_LOG - (WARPS == 8 ? 3 : WARPS == 4 ? 2 : 1), P
 // Of the word where they arrive: how many have, and above that whose steps are left to the last.
 constexpr int32_t ARRIVED = 255;
 constexpr int LEFT_SHIFT = 8;
-static_assert(!MERGES_TOGETHER || (PART << 1) * WARPS >= TOGETHER, "each warp has a part");
+static_assert(!MERGES_TOGETHER || PART * WARPS == TOGETHER, "each warp has a part");
 static_assert(!MERGES_TOGETHER || DIM_STEPS + LEFT_SHIFT < 31, "each step has a bit");
 static_assert(!MERGES_TOGETHER || LEAST_TOGETHER >= DIM_STEPS, "no block has more than a step");
 
@@ -69,11 +69,6 @@ struct meeting_roots {
         return index >= low && index <= high;
     }
 
-    static __device__ __forceinline__ constexpr int first_node(int level)
-    {
-        return TOGETHER - (TOGETHER >> level);
-    }
-
     // Steps that this block is to merge, once all roots that they need are there. One thread.
     __device__ __forceinline__ uint32_t arrive() const
     {
@@ -102,52 +97,22 @@ struct meeting_roots {
     {
         const int32_t index = begin + lane_id();
         if (!has(index)) return make_float2(-INFINITY, 0.0f);
-        const float *const g_ml = slot_row(r.slot(index, 0), row);
-        return make_float2(load_global_float(g_ml), load_global_float(g_ml + 2));
-    }
-
-    __device__ __forceinline__ void weigh_row(int row, float2 ml) const
-    {
-        float m = ml.x, l = ml.y;
-#pragma unroll
-        for (int level = 0; level < TOGETHER_LOG; level++) {
-            const bool is_right = lane_id() >> level & 1;
-            const float other_m = __shfl_xor_sync(~0u, m, 1 << level);
-            const float other_l = __shfl_xor_sync(~0u, l, 1 << level);
-            const float left_m = is_right ? other_m : m, left_l = is_right ? other_l : l;
-            l = is_right ? l : other_l, m = is_right ? m : other_m;
-            const float2 w = merge_ml(left_m, left_l, m, l);
-            if (lane_id() % (2 << level) == 0)
-                s.node[first_node(level) + (lane_id() >> (level + 1))][row] = w;
-        }
-        if (lane_id() == 0) s.ml[row] = make_float2(m, l);
+        return load_root_ml(r.slot(index, 0), row);
     }
 
     // This warp's part of the roots: of row block n of a step.
     __device__ __forceinline__ void load(float4 (&o)[PART], int step, int n) const
     {
-        const int place = lane_id() / 8 * 8 + lane_id() % 4 * 2 + lane_id() / 4 % 2;
+        const int place = place_of(lane_id());
         const int32_t offset = ((step * ROW_BLOCKS + n) * 32 + place) * (2 * LANE_ROWS);
-        const bool has_rows = own_row(lane_id(), n, 0) < r.args.group_rows;
 #pragma unroll
         for (int i = 0; i < PART; i++) {
             const int32_t index = begin + warp_id() * PART + i;
             o[i] = make_float4(0, 0, 0, 0);
-            if (has_rows && has(index))
+            if (has_rows(r.args, n) && has(index))
                 o[i] =
                     load_values(reinterpret_cast<const slot_values *>(r.slot(index, 0) + offset));
         }
-    }
-
-    // right += left, as a node does.
-    __device__ __forceinline__ void merge(int level, int node, int n, const float4 &left,
-                                          float4 &right) const
-    {
-        const float4 w = fan::of_two_rows(s.node[first_node(level) + node], n);
-        const weights by = { { w.x, w.z }, { w.y, w.w } };
-        float merged[4] = { right.x, right.y, right.z, right.w };
-        merge_o(by, left, merged);
-        right = make_float4(merged[0], merged[1], merged[2], merged[3]);
     }
 
     // Of 2^LOG neighbours the first of which is `first` of blocks of 2^LEVEL roots; into the last.
@@ -158,8 +123,8 @@ struct meeting_roots {
         for (int level = 0; level < LOG; level++)
 #pragma unroll
             for (int i = 0; i < 1 << LOG; i += 2 << level)
-                merge(LEVEL + level, (first + i) >> (level + 1), n, o[i + (1 << level) - 1],
-                      o[i + (2 << level) - 1]);
+                merge_by(s, s.first_node(LEVEL + level) + ((first + i) >> (level + 1)), n,
+                         o[i + (1 << level) - 1], o[i + (2 << level) - 1]);
     }
 
     // Step `step` of the whole piece, into the output. The warps that multiply together.
@@ -170,7 +135,7 @@ struct meeting_roots {
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++) load(o[n], step, n);
 #pragma unroll
-        for (int row = warp_id(); row < ROWS; row += WARPS) weigh_row(row, load_ml(row));
+        for (int row = warp_id(); row < ROWS; row += WARPS) weigh_row(s, row, load_ml(row));
         sync_team();
 #pragma unroll
         for (int n = 0; n < ROW_BLOCKS; n++) {
@@ -186,10 +151,7 @@ struct meeting_roots {
 #pragma unroll
                 for (int i = 0; i < WARPS; i++) parts[i] = s.part[i][n][lane_id()];
                 merge_all<WARPS_LOG, PART_LOG>(parts, 0, n);
-                const float4 sum = parts[WARPS - 1], ml = fan::of_two_rows(s.ml, n);
-                b.o[0][n][0] = sum.x, b.o[0][n][1] = sum.y;
-                b.o[0][n][2] = sum.z, b.o[0][n][3] = sum.w;
-                b.m[n][0] = ml.x, b.l[n][0] = ml.y, b.m[n][1] = ml.z, b.l[n][1] = ml.w;
+                set_whole(s, n, parts[WARPS - 1], b);
             }
             store_output(r.args, own, step, b);
         }

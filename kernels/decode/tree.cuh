@@ -146,12 +146,17 @@ static __device__ __forceinline__ void store_values(float2 *to, float4 values)
     *to = make_float2(values.x, values.y);
 }
 
-// In floats, from the start of the slot. Of 8 lanes, which take a line together, those that have
-// the same rows lie next to each other: of a line that is not wanted as a whole, a part is moved.
+// Of 8 lanes, which take a line of a slot together, those that have the same rows lie next to each
+// other: of a line that is not wanted as a whole, a part is moved.
+static __device__ __forceinline__ int place_of(int lane)
+{
+    return OWNS_ROWS ? lane : lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+}
+
+// In floats, from the start of the slot.
 static __device__ __forceinline__ int32_t slot_offset(int d, int n)
 {
-    const int lane = lane_id();
-    const int place = OWNS_ROWS ? lane : lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+    const int place = place_of(lane_id());
     return (((warp_id() * STEPS + d) * ROW_BLOCKS + n) * 32 + place) * (2 * LANE_ROWS);
 }
 
